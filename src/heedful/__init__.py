@@ -1,0 +1,80 @@
+"""heedful: self-attention to build with and to look into.
+
+>>> import torch, heedful
+>>> q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+>>> heedful.attend(q, k, v, kernel=heedful.Gaussian(2.0)).shape
+torch.Size([1, 2, 5, 4])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Name -> where it lives. Nothing is imported before it is used, so that `import heedful` and the command line stay light.
+_HOMES = {
+    "attend": "heedful._attend",
+    "Plan": "heedful._attend",
+    "HeedfulError": "heedful._errors",
+    "InvalidArgument": "heedful._errors",
+    "Unsupported": "heedful._errors",
+    "CorruptModel": "heedful._errors",
+    "MissingExtra": "heedful._errors",
+    "LinearState": "heedful.ops",
+    **dict.fromkeys(
+        (
+            "Cosine",
+            "FeatureMap",
+            "Gaussian",
+            "HigherOrder",
+            "Kernel",
+            "Laplace",
+            "Polynomial",
+            "Relu",
+            "ReluSquared",
+            "Sigmoid",
+            "Softmax",
+        ),
+        "heedful.kernels",
+    ),
+}
+_ROOMS = ("bridges", "kernels", "lens", "masks", "nn", "ops")
+
+__all__ = [*sorted(_HOMES), *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _ROOMS:
+        value = import_module(f"heedful.{name}")
+    else:
+        raise AttributeError(f"module 'heedful' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from heedful import bridges, kernels, lens, masks, nn, ops
+    from heedful._attend import Plan, attend
+    from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra, Unsupported
+    from heedful.kernels import (
+        Cosine,
+        FeatureMap,
+        Gaussian,
+        HigherOrder,
+        Kernel,
+        Laplace,
+        Polynomial,
+        Relu,
+        ReluSquared,
+        Sigmoid,
+        Softmax,
+    )
+    from heedful.ops import LinearState

@@ -1,0 +1,340 @@
+"""What every kernel shares: the class, its traits, its parameters, its algebra."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
+
+import torch
+from torch import Tensor
+
+from heedful._errors import InvalidArgument
+
+Parameter = float | Tensor
+"""A number, or a tensor with one entry (shared) or one entry per head."""
+
+Division = Literal["sum", "count"]
+
+
+class Traits(NamedTuple):
+    """What an implementation may rely on.
+
+    exponential: the coefficient is exp(score), so that products add scores and rows can be normalised stably.
+    bilinear: the score is an inner product of functions of query and key plus terms of either: `fold` gives them.
+    division: what each row of coefficients is divided by: its "sum", the "count" of keys it may attend to, or nothing.
+    nonnegative: no coefficient is below zero.
+    stationary: the coefficient depends on query - key alone.
+    invariant: the coefficient depends on inner products alone, so rotating queries and keys together changes nothing.
+    """
+
+    exponential: bool = False
+    bilinear: bool = False
+    division: Division | None = None
+    nonnegative: bool = False
+    stationary: bool = False
+    invariant: bool = False
+
+
+class Folded(NamedTuple):
+    """Softmax attention in disguise: score = scale * query . key + column[key] + a term constant in each row."""
+
+    query: Tensor  # [..., Q, E]
+    key: Tensor  # [..., K, E]
+    column: Tensor | None  # [..., K], float32 or wider
+    scale: float
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Kernel:
+    """Turns a query and a key into a coefficient.
+
+    A subclass is made a frozen dataclass by being defined; its annotated names are its parameters. One method is enough:
+
+    - `score(query, key)` together with `activation(score)`, or
+    - `coefficients(query, key)`, where the coefficient is not a function of one score.
+
+    Both take `[..., Q, D]` and `[..., K, D]` and return `[..., Q, K]`.
+
+    >>> import torch
+    >>> from heedful import Kernel, attend
+    >>> class Cauchy(Kernel):
+    ...     width: float = 1.0
+    ...     def coefficients(self, query, key):
+    ...         return 1 / (1 + torch.cdist(query, key).square() / self.width**2)
+    >>> x = torch.randn(1, 1, 5, 4)
+    >>> attend(x, x, x, kernel=Cauchy(2.0).normalized()).shape
+    torch.Size([1, 1, 5, 4])
+    """
+
+    _named: ClassVar[dict[str, type[Kernel]]] = {}
+    _names: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls._names = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
+        Kernel._named[cls.__name__] = cls
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        """The number that `activation` turns into a coefficient, and to which a float mask is added."""
+        raise NotImplementedError(f"{type(self).__name__} has no score; it defines coefficients(query, key)")
+
+    def activation(self, score: Tensor) -> Tensor:
+        """The elementwise function from score to coefficient."""
+        return score.exp() if self.traits.exponential else score
+
+    def coefficients(self, query: Tensor, key: Tensor) -> Tensor:
+        """The coefficient of every pair, before masks and before the division of rows."""
+        return self.activation(self.score(query, key))
+
+    def weights(
+        self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """Coefficients as `attend` uses them: zero where `keep` is False, rows divided as the traits say.
+
+        `bias` is added to the score. A kernel without a score multiplies its coefficients by exp(bias), which for an
+        exponential kernel is the same thing.
+        """
+        exponential, division = self.traits.exponential, self.traits.division
+        if type(self).coefficients is not Kernel.coefficients:
+            coefficients = self.coefficients(query, key)
+            if bias is not None:
+                coefficients = coefficients * bias.exp()
+            return _divide(_hide(coefficients, keep), keep, division)
+        score = self.score(query, key)
+        if bias is not None:
+            score = score + bias
+        if exponential and division == "sum":
+            # A row without a key is NaN after the softmax, and every entry of it is hidden.
+            return _hide(_hide(score, keep, -math.inf).softmax(dim=-1), keep)
+        # Hidden scores are zeroed first: an infinite activation there would turn its zero gradient into NaN.
+        return _divide(_hide(self.activation(_hide(score, keep)), keep), keep, division)
+
+    def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Feature vectors `[..., Q, F]` and `[..., K, F]` whose inner product is the coefficient, where they are finite."""
+        return None
+
+    def feature_size(self, head_dim: int) -> int | None:
+        """F, or None where there is no finite feature map."""
+        return None
+
+    def fold(self, query: Tensor, key: Tensor) -> Folded | None:
+        """The score of an exponential kernel as softmax attention would compute it, where that is exact."""
+        return None
+
+    def rewrite(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> tuple[Kernel, Tensor]:
+        """A kernel of the whole sequence states itself as a kernel of pairs on moved queries."""
+        return self, query
+
+    def with_scale(self, scale: float | None) -> Kernel:
+        """This kernel with the `scale` argument of `attend`; refuses where it has no scale or another one already."""
+        if scale is None:
+            return self
+        if "scale" not in self._names:
+            raise InvalidArgument(f"scale={scale!r} given, but {self!r} has no scale; set the kernel's own parameters")
+        own = getattr(self, "scale")  # noqa: B009
+        if own is not None:
+            raise InvalidArgument(f"scale given twice: scale={scale!r} and kernel={self!r}; give one of them")
+        return replace(self, scale=scale)  # type: ignore[type-var]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor parameter, by its dotted name."""
+        found: dict[str, Tensor] = {}
+        for name, value in self._items():
+            if isinstance(value, Tensor):
+                found[name] = value
+            elif isinstance(value, Kernel):
+                found |= {f"{name}.{inner}": tensor for inner, tensor in value.tensors().items()}
+        return found
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Kernel:
+        """The same kernel with these tensor parameters in place of its own."""
+        if not tensors:
+            return self
+        made = copy.copy(self)
+        for name, value in self._items():
+            if name in tensors:
+                object.__setattr__(made, name, tensors[name])
+            elif isinstance(value, Kernel):
+                inside = {k[len(name) + 1 :]: t for k, t in tensors.items() if k.startswith(f"{name}.")}
+                object.__setattr__(made, name, value.with_tensors(inside))
+        return made
+
+    def __mul__(self, other: Kernel | Parameter) -> Kernel:
+        from heedful.kernels._algebra import Product, Scaled
+
+        return Product(self, other) if isinstance(other, Kernel) else Scaled(self, other)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Kernel) -> Kernel:
+        from heedful.kernels._algebra import Sum
+
+        return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+
+    def normalized(self) -> Kernel:
+        """Each row of coefficients divided by its sum."""
+        return self._divided("sum")
+
+    def averaged(self) -> Kernel:
+        """Each row of coefficients divided by the number of keys it may attend to."""
+        return self._divided("count")
+
+    def _divided(self, by: Division) -> Kernel:
+        from heedful.kernels._algebra import Divided
+
+        if self.traits.division == by:
+            return self
+        if by == "sum" and "normalize" in self._names:
+            return replace(self, normalize=True)  # type: ignore[type-var]
+        return Divided(self, by)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready description, from which `from_dict` makes an equal kernel."""
+        return {"type": type(self).__name__} | {name: _plain(value) for name, value in self._items()}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Kernel:
+        if not isinstance(data, dict) or not isinstance(data.get("type"), str):
+            raise InvalidArgument(f"a kernel's description is a dict with the entry 'type'; got {data!r:.200}")
+        parameters = {name: _rich(value) for name, value in data.items() if name != "type"}
+        cls = Kernel._named.get(data["type"])
+        if cls is None:
+            raise InvalidArgument(
+                f"unknown kernel {data['type']!r}; known: {', '.join(sorted(Kernel._named))}. "
+                "A kernel of your own must be defined (imported) before it is loaded"
+            )
+        try:
+            return cls(**parameters)
+        except TypeError as error:
+            raise InvalidArgument(f"{data['type']} cannot be made from {parameters!r:.200}: {error}") from None
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @staticmethod
+    def from_json(text: str) -> Kernel:
+        try:
+            return Kernel.from_dict(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise InvalidArgument(f"a kernel's JSON does not parse: {error}") from None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes `config.json` (what the kernel is) and `model.safetensors` (its tensor parameters)."""
+        from heedful._pretrained import write_folder
+
+        write_folder(folder, {"kernel": self.to_dict()}, self.tensors())
+
+    @staticmethod
+    def from_pretrained(folder: str | Path) -> Kernel:
+        from heedful._pretrained import read_folder
+
+        config, tensors = read_folder(folder, expects="kernel")
+        return Kernel.from_dict(config["kernel"]).with_tensors(tensors)
+
+    def _items(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in self._names]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{n}={_brief(v)}' for n, v in self._items() if v is not None)})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        assert isinstance(other, Kernel)
+        return all(_equal(a, b) for (_, a), (_, b) in zip(self._items(), other._items(), strict=True))
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(_key(value) for _, value in self._items())))
+
+
+def per_head(parameter: Parameter) -> Parameter:
+    """Shapes a parameter per head to act on `[..., heads, Q, K]` and `[..., heads, seq, dim]`."""
+    return parameter[:, None, None] if isinstance(parameter, Tensor) and parameter.dim() == 1 else parameter
+
+
+def default_scale(scale: Parameter | None, query: Tensor) -> Parameter:
+    return query.shape[-1] ** -0.5 if scale is None else per_head(scale)
+
+
+def squared_distance(query: Tensor, key: Tensor) -> Tensor:
+    """||q - k||^2 for every pair, by one matrix product."""
+    norms = query.square().sum(-1)[..., :, None] + key.square().sum(-1)[..., None, :]
+    return (norms - 2 * query @ key.mT).clamp_min(0)
+
+
+def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optional: bool = False) -> None:
+    """Refuses what is neither a finite number nor a floating tensor with at most one axis, or is not positive."""
+    value = getattr(owner, name)
+    if value is None and optional:
+        return
+    wanted = f"{'a positive' if positive else 'a finite'} number or a floating tensor of shape () or (heads,)"
+    refusal = InvalidArgument(f"{type(owner).__name__}: {name} must be {wanted}; got {_brief(value)}")
+    if isinstance(value, Tensor):
+        if not value.is_floating_point() or value.dim() > 1:
+            raise refusal
+        # Values off the CPU are not read: that would wait for the device at every construction.
+        if value.device.type == "cpu" and not bool((value > 0 if positive else value.isfinite()).all()):
+            raise refusal
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise refusal
+    elif positive and value <= 0:
+        raise refusal
+
+
+def _hide(values: Tensor, keep: Tensor | None, fill: float = 0.0) -> Tensor:
+    return values if keep is None else values.masked_fill(~keep, fill)
+
+
+def _divide(coefficients: Tensor, keep: Tensor | None, division: Division | None) -> Tensor:
+    if division == "sum":
+        total = coefficients.sum(dim=-1, keepdim=True)
+        return coefficients / total.masked_fill(total == 0, 1.0)
+    if division == "count":
+        count = coefficients.shape[-1] if keep is None else keep.sum(dim=-1, keepdim=True).clamp_min(1)
+        return coefficients / count
+    return coefficients
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Kernel):
+        return value.to_dict()
+    if isinstance(value, Tensor):
+        return {"tensor": value.detach().cpu().tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    return value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict) and "type" in value:
+        return Kernel.from_dict(value)
+    if isinstance(value, dict) and "tensor" in value:
+        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+    return value
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        flat = value.detach().flatten()
+        shown = ", ".join(f"{x:.4g}" for x in flat[:4].tolist()) if flat.device.type != "meta" else ""
+        more = ", ..." if flat.numel() > 4 else ""
+        return f"tensor({shown}{more}; shape={tuple(value.shape)})"
+    return repr(value)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b))
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b)
+
+
+def _key(value: Any) -> Any:
+    return (value.dtype, value.shape) if isinstance(value, Tensor) else value

@@ -1,0 +1,137 @@
+"""Kernels that are an elementwise function of a scaled inner product."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from heedful._errors import InvalidArgument
+from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, per_head
+
+
+class Sigmoid(Kernel):
+    r"""Sigmoid attention: :math:`\kappa(q, k) = \sigma(s\, q \cdot k + b)`, rows not normalised.
+
+    `scale` s (default 1/sqrt(head size)) and `bias` b are numbers or tensors per head. For n keys, b = -log n starts rows
+    near unit sum (Ramapuram et al., 2024).
+
+    >>> from heedful import Sigmoid
+    >>> Sigmoid(bias=-3.0)
+    Sigmoid(bias=-3.0)
+    """
+
+    scale: Parameter | None = None
+    bias: Parameter = 0.0
+
+    def __post_init__(self) -> None:
+        check_parameter(self, "scale", optional=True)
+        check_parameter(self, "bias")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(nonnegative=True, invariant=True)
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.bias)
+
+    def activation(self, score: Tensor) -> Tensor:
+        return score.sigmoid()
+
+
+class Relu(Kernel):
+    r"""Rectified attention: :math:`\kappa(q, k) = \max(0, s\, q \cdot k)`, rows not normalised."""
+
+    scale: Parameter | None = None
+
+    def __post_init__(self) -> None:
+        check_parameter(self, "scale", optional=True)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(nonnegative=True, invariant=True)
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query * default_scale(self.scale, query)) @ key.mT
+
+    def activation(self, score: Tensor) -> Tensor:
+        return score.relu()
+
+
+class ReluSquared(Relu):
+    r"""Squared rectified attention: :math:`\kappa(q, k) = \max(0, s\, q \cdot k)^2`, rows not normalised."""
+
+    def activation(self, score: Tensor) -> Tensor:
+        return score.relu().square()
+
+
+class Cosine(Kernel):
+    r"""The cosine of the angle: :math:`\kappa(q, k) = q \cdot k / \|q\| \|k\|`, rows not normalised, zero for a zero vector.
+
+    It has a finite feature map, x / ||x||, so it also runs at linear cost.
+    """
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(invariant=True)
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        return normalize(query, dim=-1) @ normalize(key, dim=-1).mT
+
+    def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return normalize(query, dim=-1), normalize(key, dim=-1)
+
+    def feature_size(self, head_dim: int) -> int:
+        return head_dim
+
+
+class Polynomial(Kernel):
+    r"""Polynomial attention: :math:`\kappa(q, k) = (s\, q \cdot k + c)^p`, rows not normalised.
+
+    `degree` p is a positive integer, `offset` c and `scale` s (default 1/sqrt(head size)) are numbers or tensors per head.
+    Degrees 1 and 2 have finite feature maps of size D + 1 and (D + 1)^2, so they also run at linear cost; degree 1 with
+    offset 0 is the identity of the symmetry paper's family, with its associative path.
+
+    >>> from heedful import Polynomial
+    >>> Polynomial(degree=3, offset=1.0)
+    Polynomial(degree=3, offset=1.0)
+    """
+
+    degree: int = 2
+    offset: Parameter = 0.0
+    scale: Parameter | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
+            raise InvalidArgument(f"Polynomial: degree must be a positive integer; got {self.degree!r}")
+        check_parameter(self, "offset")
+        check_parameter(self, "scale", optional=True)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(nonnegative=self.degree % 2 == 0, invariant=True)
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.offset)
+
+    def activation(self, score: Tensor) -> Tensor:
+        return score**self.degree
+
+    def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+        if self.degree > 2:
+            return None
+        query = query * default_scale(self.scale, query)
+        if isinstance(self.offset, Tensor) or self.offset != 0.0:
+            offset = torch.zeros_like(query[..., :1]) + per_head(self.offset)
+            query = torch.cat((query, offset), dim=-1)
+            key = torch.cat((key, torch.ones_like(key[..., :1])), dim=-1)
+        return (query, key) if self.degree == 1 else (_outer(query), _outer(key))
+
+    def feature_size(self, head_dim: int) -> int | None:
+        if self.degree > 2:
+            return None
+        return (head_dim + (isinstance(self.offset, Tensor) or self.offset != 0.0)) ** self.degree
+
+
+def _outer(x: Tensor) -> Tensor:
+    return (x[..., :, None] * x[..., None, :]).flatten(-2)  # [..., n, D * D]

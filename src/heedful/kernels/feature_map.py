@@ -1,0 +1,101 @@
+"""Coefficients that are inner products of finite feature vectors, which attend at linear cost."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu, normalize
+
+from heedful._errors import InvalidArgument
+from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale
+
+MapName = Literal["elu", "relu", "cosine", "random"]
+
+
+class FeatureMap(Kernel):
+    r"""Linear attention: :math:`\kappa(q, k) = \phi(q) \cdot \phi(k)`.
+
+    | map | phi(x) | rows by default |
+    |---|---|---|
+    | `"elu"` | elu(x) + 1, Katharopoulos et al. (2020) | normalised |
+    | `"relu"` | max(0, x) | normalised |
+    | `"cosine"` | x / norm of x | not normalised: coefficients may be negative |
+    | `"random"` | positive orthogonal random features of exp(s q.k), Choromanski et al. (2021) | normalised |
+
+    `"random"` approximates `Softmax(scale)` with `features` directions drawn from `seed`; the others are exact kernels of
+    their own. `scale` acts on `"random"` alone.
+
+    >>> from heedful import FeatureMap
+    >>> FeatureMap("elu").traits.nonnegative
+    True
+    """
+
+    map: MapName = "elu"
+    normalize: bool | None = None
+    features_count: int = 256
+    seed: int = 0
+    scale: Parameter | None = None
+
+    def __post_init__(self) -> None:
+        if self.map not in get_args(MapName):
+            raise InvalidArgument(f"FeatureMap: map must be one of {', '.join(get_args(MapName))}; got {self.map!r}")
+        if self.map == "cosine" and self.normalize:
+            raise InvalidArgument(
+                "FeatureMap('cosine'): coefficients may be negative, so a row sum may vanish; leave normalize unset"
+            )
+        if isinstance(self.features_count, bool) or not isinstance(self.features_count, int) or self.features_count < 1:
+            raise InvalidArgument(f"FeatureMap: features_count must be a positive integer; got {self.features_count!r}")
+        check_parameter(self, "scale", positive=True, optional=True)
+
+    @property
+    def traits(self) -> Traits:
+        signed = self.map == "cosine"
+        normalized = not signed if self.normalize is None else self.normalize
+        return Traits(division="sum" if normalized else None, nonnegative=not signed, invariant=signed)
+
+    def coefficients(self, query: Tensor, key: Tensor) -> Tensor:
+        query, key = self.features(query, key)
+        return query @ key.mT
+
+    def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.map == "elu":
+            return elu(query) + 1, elu(key) + 1
+        if self.map == "relu":
+            return query.relu(), key.relu()
+        if self.map == "cosine":
+            return normalize(query, dim=-1), normalize(key, dim=-1)
+        return self._random(query), self._random(key)
+
+    def feature_size(self, head_dim: int) -> int:
+        return self.features_count if self.map == "random" else head_dim
+
+    def _random(self, x: Tensor) -> Tensor:
+        x = x * default_scale(self.scale, x) ** 0.5
+        directions = orthogonal_directions(self.features_count, x.shape[-1], self.seed).to(x.device, x.dtype)
+        exponent = x @ directions.T - x.square().sum(-1, keepdim=True) / 2
+        return exponent.exp() * self.features_count**-0.5
+
+
+@lru_cache(maxsize=64)
+def _directions(count: int, dim: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-count // dim)
+    gaussian = torch.randn(groups, dim, dim, generator=generator, dtype=torch.float64)
+    basis, _ = torch.linalg.qr(gaussian)
+    lengths = torch.randn(groups, dim, dim, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    return (basis.mT * lengths).flatten(0, 1)[:count]
+
+
+# An operator of its own, because a seeded generator cannot be made inside a compiled graph.
+@torch.library.custom_op("heedful::orthogonal_directions", mutates_args=(), device_types="cpu")
+def orthogonal_directions(count: int, dim: int, seed: int) -> Tensor:
+    """Gaussian directions `[count, dim]`, orthogonal in groups of `dim`: the same ones for the same arguments."""
+    return _directions(count, dim, seed).clone()
+
+
+@orthogonal_directions.register_fake
+def _(count: int, dim: int, seed: int) -> Tensor:
+    return torch.empty(count, dim, dtype=torch.float64)

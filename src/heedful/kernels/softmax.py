@@ -1,0 +1,36 @@
+"""exp(scale q.k), each row divided by its sum."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from heedful.kernels._base import Folded, Kernel, Parameter, Traits, check_parameter, default_scale
+
+
+class Softmax(Kernel):
+    r"""Softmax attention: :math:`\kappa(q, k) = e^{s\, q \cdot k} / \sum_{k'} e^{s\, q \cdot k'}`.
+
+    `scale` s is a number or a tensor per head; the default is 1/sqrt(head size), as in Vaswani et al. (2017), eq. 1.
+
+    >>> from heedful import Softmax
+    >>> Softmax(scale=0.5)
+    Softmax(scale=0.5)
+    """
+
+    scale: Parameter | None = None
+
+    def __post_init__(self) -> None:
+        check_parameter(self, "scale", optional=True)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(exponential=True, bilinear=True, division="sum", nonnegative=True, invariant=True)
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query * default_scale(self.scale, query)) @ key.mT
+
+    def fold(self, query: Tensor, key: Tensor) -> Folded:
+        scale = default_scale(self.scale, query)
+        if isinstance(scale, Tensor):
+            return Folded((query * scale).to(query.dtype), key, None, 1.0)
+        return Folded(query, key, None, scale)

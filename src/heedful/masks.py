@@ -1,0 +1,423 @@
+"""Masks: who may attend to whom.
+
+Inside heedful a mask is boolean and True means *may attend*. Masks compose with `&`, `|` and `~`, and are evaluated block by
+block, so that none is expanded to queries x keys unless an implementation asks for all of it. Each face (torch's
+`scaled_dot_product_attention`, `nn.MultiheadAttention`, Hugging Face) is converted once, here.
+
+>>> import torch
+>>> from heedful import attend, masks
+>>> x = torch.randn(2, 3, 7, 4)
+>>> mask = masks.causal & masks.padding(torch.tensor([7, 5]))
+>>> attend(x, x, x, attn_mask=mask).shape
+torch.Size([2, 3, 7, 4])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful._errors import InvalidArgument
+
+__all__ = [
+    "Block",
+    "Mask",
+    "causal",
+    "dense",
+    "document",
+    "from_multihead",
+    "from_sdpa",
+    "from_transformers",
+    "keys",
+    "lower_right",
+    "padding",
+    "to_multihead",
+    "to_sdpa",
+    "to_transformers",
+    "window",
+]
+
+Align = Literal["start", "end"]
+
+
+class Block(NamedTuple):
+    """A piece of the grid of pairs: slices of the leading axes, of the queries and of the keys, out of `shape`."""
+
+    lead: tuple[slice, ...]
+    rows: slice
+    cols: slice
+    shape: tuple[int, ...]  # (*leading, queries, keys)
+    device: torch.device
+
+    @staticmethod
+    def whole(shape: Sequence[int], device: torch.device) -> Block:
+        lead = tuple(slice(0, size) for size in shape[:-2])
+        return Block(lead, slice(0, shape[-2]), slice(0, shape[-1]), tuple(shape), device)
+
+    def row_index(self) -> Tensor:
+        return torch.arange(self.rows.start, self.rows.stop, device=self.device)[:, None]
+
+    def col_index(self) -> Tensor:
+        return torch.arange(self.cols.start, self.cols.stop, device=self.device)
+
+
+class Mask:
+    """A boolean function of (query, key) pairs. A subclass says what it keeps of a block."""
+
+    same_for_every_query = False
+
+    def block(self, at: Block) -> Tensor:
+        """True where the query may attend to the key; broadcastable to the block's shape."""
+        raise NotImplementedError
+
+    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+        """Keys outside this slice are hidden from all of these rows."""
+        return slice(0, shape[-1])
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuses a grid that this mask does not fit."""
+
+    def dense(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """The mask written out, broadcastable to `shape` = (*leading, queries, keys)."""
+        self.check(tuple(shape))
+        return self.block(Block.whole(shape, torch.device(device)))
+
+    def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Which queries may attend to a marked key: `[..., K]` booleans to `[..., Q]`."""
+        count = max(1, 2**22 // max(1, shape[-1]))
+        blocks = []
+        for start in range(0, shape[-2], count):
+            at = Block.whole(shape, marked.device)._replace(rows=slice(start, min(start + count, shape[-2])))
+            seen = self.block(at) & marked[..., None, :]
+            blocks.append(seen.any(dim=-1).expand(*seen.shape[:-2], at.rows.stop - at.rows.start))
+        return torch.cat(blocks, dim=-1)
+
+    def __and__(self, other: Mask) -> Mask:
+        return _And(self, _known(other))
+
+    def __or__(self, other: Mask) -> Mask:
+        return _Or(self, _known(other))
+
+    def __invert__(self) -> Mask:
+        return _Not(self)
+
+
+@dataclass(frozen=True)
+class _Causal(Mask):
+    align: Align = "start"
+
+    def block(self, at: Block) -> Tensor:
+        return at.col_index() <= at.row_index() + _offset(self.align, at.shape)
+
+    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+        return slice(0, min(max(rows.stop + _offset(self.align, shape), 0), shape[-1]))
+
+    def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
+        last = torch.arange(shape[-2], device=marked.device) + _offset(self.align, shape)
+        seen = marked.cumsum(dim=-1)[..., last.clamp(0, shape[-1] - 1)] > 0
+        return seen & (last >= 0)
+
+
+@dataclass(frozen=True)
+class _Window(Mask):
+    before: int
+    after: int
+    align: Align = "start"
+
+    def block(self, at: Block) -> Tensor:
+        ahead = at.col_index() - at.row_index() - _offset(self.align, at.shape)
+        return (ahead >= -self.before) & (ahead <= self.after)
+
+    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+        offset = _offset(self.align, shape)
+        start = min(max(rows.start + offset - self.before, 0), shape[-1])
+        return slice(start, min(max(rows.stop + offset + self.after, start), shape[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Keys(Mask):
+    keep: Tensor  # [batch..., K]
+    same_for_every_query = True
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        _fit("keys", self.keep, (*shape[: self.keep.dim() - 1], shape[-1]), "(batch, keys)")
+
+    def block(self, at: Block) -> Tensor:
+        return _along_batch(self.keep, at, at.cols)[..., None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class _Padding(Mask):
+    lengths: Tensor  # [batch...]
+    same_for_every_query = True
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        _fit("padding", self.lengths, shape[: self.lengths.dim()], "(batch,)")
+
+    def block(self, at: Block) -> Tensor:
+        return at.col_index() < _along_batch(self.lengths.to(at.device)[..., None], at, slice(0, 1))[..., None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class _Document(Mask):
+    query_ids: Tensor  # [batch..., Q]
+    key_ids: Tensor  # [batch..., K]
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        _fit("document", self.query_ids, (*shape[: self.query_ids.dim() - 1], shape[-2]), "(batch, queries)")
+        _fit("document", self.key_ids, (*shape[: self.key_ids.dim() - 1], shape[-1]), "(batch, keys)")
+
+    def block(self, at: Block) -> Tensor:
+        queries = _along_batch(self.query_ids, at, at.rows)[..., :, None]
+        return queries == _along_batch(self.key_ids, at, at.cols)[..., None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class _Dense(Mask):
+    keep: Tensor  # broadcastable to (*leading, Q, K); bool, or float where the lowest value means hidden
+
+    @property
+    def same_for_every_query(self) -> bool:  # type: ignore[override]
+        return self.keep.shape[-2] == 1
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        if self.keep.dim() > len(shape) or any(
+            have not in (1, want) for have, want in zip(self.keep.shape[::-1], shape[::-1], strict=False)
+        ):
+            raise InvalidArgument(
+                f"attn_mask has shape {tuple(self.keep.shape)}, which does not broadcast to "
+                f"(*leading, queries, keys) = {shape}"
+            )
+
+    def block(self, at: Block) -> Tensor:
+        keep = cut(self.keep, at)
+        return keep if keep.dtype == torch.bool else keep > torch.finfo(keep.dtype).min
+
+
+@dataclass(frozen=True)
+class _And(Mask):
+    left: Mask
+    right: Mask
+
+    @property
+    def same_for_every_query(self) -> bool:  # type: ignore[override]
+        return self.left.same_for_every_query and self.right.same_for_every_query
+
+    def block(self, at: Block) -> Tensor:
+        return self.left.block(at) & self.right.block(at)
+
+    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+        left, right = self.left.span(rows, shape), self.right.span(rows, shape)
+        start = max(left.start, right.start)
+        return slice(start, max(start, min(left.stop, right.stop)))
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.left.check(shape)
+        self.right.check(shape)
+
+
+@dataclass(frozen=True)
+class _Or(_And):
+    def block(self, at: Block) -> Tensor:
+        return self.left.block(at) | self.right.block(at)
+
+    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+        left, right = self.left.span(rows, shape), self.right.span(rows, shape)
+        return slice(min(left.start, right.start), max(left.stop, right.stop))
+
+
+@dataclass(frozen=True)
+class _Not(Mask):
+    inner: Mask
+
+    @property
+    def same_for_every_query(self) -> bool:  # type: ignore[override]
+        return self.inner.same_for_every_query
+
+    def block(self, at: Block) -> Tensor:
+        return ~self.inner.block(at)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.inner.check(shape)
+
+
+causal: Mask = _Causal("start")
+"""Query i sees keys 0..i, as `is_causal` of `scaled_dot_product_attention`."""
+
+lower_right: Mask = _Causal("end")
+"""The last query sees every key, and each one before it one key less: causal attention behind a cache."""
+
+
+def window(before: int, after: int | None = None, *, align: Align = "start") -> Mask:
+    """Query i sees keys i - before .. i + after; `after` defaults to `before`. `align="end"` counts from the last query and key."""
+    after = before if after is None else after
+    for name, value in (("before", before), ("after", after)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidArgument(f"window: {name} must be an integer of at least 0; got {value!r}")
+    if align not in ("start", "end"):
+        raise InvalidArgument(f"window: align must be 'start' or 'end'; got {align!r}")
+    return _Window(before, after, align)
+
+
+def padding(lengths: Tensor | Sequence[int]) -> Mask:
+    """Keys at and behind each sequence's length are hidden; `lengths` has the batch's shape."""
+    made = torch.as_tensor(lengths)
+    if made.is_floating_point() or made.dtype == torch.bool or made.dim() == 0:
+        raise InvalidArgument(f"padding: lengths must be integers of shape (batch,); got {made.dtype} {tuple(made.shape)}")
+    return _Padding(made)
+
+
+def keys(keep: Tensor) -> Mask:
+    """Keys where `keep` (batch, keys) is False are hidden from every query."""
+    _boolean("keys", keep)
+    return _Keys(keep)
+
+
+def document(ids: Tensor, key_ids: Tensor | None = None) -> Mask:
+    """Queries see keys of the same document; `ids` is (batch, queries) or (queries,)."""
+    return _Document(torch.as_tensor(ids), torch.as_tensor(ids if key_ids is None else key_ids))
+
+
+def dense(keep: Tensor) -> Mask:
+    """A boolean tensor that broadcasts to (*leading, queries, keys); True may attend."""
+    _boolean("dense", keep)
+    return _Dense(keep if keep.dim() > 1 else keep[None])
+
+
+def from_sdpa(attn_mask: Mask | Tensor | None, is_causal: bool = False) -> tuple[Mask | None, Tensor | None]:
+    """`scaled_dot_product_attention`'s face (True = attend; floats are added): (mask, bias)."""
+    bias = None
+    mask: Mask | None = None
+    if isinstance(attn_mask, Mask):
+        mask = attn_mask
+    elif isinstance(attn_mask, Tensor):
+        attn_mask = attn_mask if attn_mask.dim() > 1 else attn_mask.reshape(1, -1)
+        if attn_mask.is_floating_point():
+            bias = attn_mask
+        elif attn_mask.dtype != torch.bool:
+            raise InvalidArgument(
+                f"attn_mask must be boolean (True = may attend) or floating (added to the score); got {attn_mask.dtype}. "
+                "For a 0/1 mask of tokens use masks.from_transformers, or mask.bool()"
+            )
+        mask = _Dense(attn_mask)
+    elif attn_mask is not None:
+        raise InvalidArgument(f"attn_mask must be a tensor or a heedful mask; got {type(attn_mask).__name__}")
+    if is_causal:
+        mask = causal if mask is None else causal & mask
+    return mask, bias
+
+
+def from_multihead(
+    attn_mask: Mask | Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    *,
+    num_heads: int = 1,
+) -> tuple[Mask | None, Tensor | None]:
+    """`nn.MultiheadAttention`'s face (True = ignore; floats are added): (mask, bias)."""
+    if isinstance(attn_mask, Tensor):
+        if attn_mask.dtype == torch.bool:
+            attn_mask = ~attn_mask
+        if attn_mask.dim() == 3:
+            attn_mask = attn_mask.unflatten(0, (-1, num_heads))  # [B * H, Q, K] -> [B, H, Q, K]
+    mask, bias = from_sdpa(attn_mask, is_causal)
+    if key_padding_mask is not None:
+        if key_padding_mask.dtype == torch.bool:
+            hidden = _Keys(~key_padding_mask)
+        elif key_padding_mask.is_floating_point():
+            column = key_padding_mask[..., None, None, :]  # [B, 1, 1, K]
+            bias = column if bias is None else bias + column
+            hidden = _Keys(key_padding_mask > torch.finfo(key_padding_mask.dtype).min)
+        else:
+            raise InvalidArgument(
+                f"key_padding_mask must be boolean (True = ignore) or floating; got {key_padding_mask.dtype}"
+            )
+        mask = hidden if mask is None else mask & hidden
+    return mask, bias
+
+
+def from_transformers(attention_mask: Tensor | None) -> tuple[Mask | None, Tensor | None]:
+    """Hugging Face's faces: (batch, keys) of 0 and 1, or (batch, heads, queries, keys) boolean or added: (mask, bias)."""
+    if attention_mask is None:
+        return None, None
+    if attention_mask.dim() == 2:
+        return _Keys(attention_mask != 0), None
+    if attention_mask.dim() != 4:
+        raise InvalidArgument(
+            "attention_mask must have shape (batch, keys) or (batch, heads, queries, keys); "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    return from_sdpa(attention_mask)
+
+
+def to_sdpa(mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Written out for `scaled_dot_product_attention`: True = attend."""
+    return mask.dense(shape, device)
+
+
+def to_multihead(mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Written out for `nn.MultiheadAttention`'s `attn_mask`: True = ignore; (batch * heads, queries, keys)."""
+    return ~mask.dense(shape, device).expand(*shape).flatten(0, -3)
+
+
+def to_transformers(
+    mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Written out for Hugging Face's eager attention: 0 = attend, the lowest float = ignore."""
+    keep = mask.dense(shape, device)
+    return torch.zeros(keep.shape, dtype=dtype, device=device).masked_fill(~keep, torch.finfo(dtype).min)
+
+
+def cut(tensor: Tensor, at: Block) -> Tensor:
+    """The block of a tensor that broadcasts to (*leading, queries, keys)."""
+    cuts = (*at.lead, at.rows, at.cols)[len(at.lead) + 2 - tensor.dim() :]
+    return tensor[tuple(c if size > 1 else slice(None) for c, size in zip(cuts, tensor.shape, strict=True))]
+
+
+def _along_batch(tensor: Tensor, at: Block, last: slice) -> Tensor:
+    """`[batch..., n]` cut and given the leading axes it lacks, so that `[..., None, :]` broadcasts to the block."""
+    batch = tensor.dim() - 1
+    cuts = (*at.lead[:batch], last)
+    tensor = tensor.to(at.device)[tuple(c if size > 1 else slice(None) for c, size in zip(cuts, tensor.shape, strict=True))]
+    return tensor.reshape(*tensor.shape[:-1], *(1,) * (len(at.lead) - batch), tensor.shape[-1])
+
+
+def _offset(align: Align, shape: tuple[int, ...]) -> int:
+    return shape[-1] - shape[-2] if align == "end" else 0
+
+
+def _known(mask: object) -> Mask:
+    if not isinstance(mask, Mask):
+        raise InvalidArgument(f"a mask combines with a mask; got {type(mask).__name__} (wrap a tensor in masks.dense)")
+    return mask
+
+
+def _boolean(name: str, keep: object) -> None:
+    if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.dim() == 0:
+        got = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+        raise InvalidArgument(f"{name}: keep must be a boolean tensor, True = may attend; got {got}")
+
+
+def _fit(name: str, tensor: Tensor, wanted: tuple[int, ...], meaning: str) -> None:
+    if tensor.dim() != len(wanted) or any(
+        have not in (1, want) for have, want in zip(tensor.shape, wanted, strict=True)
+    ):
+        raise InvalidArgument(f"{name}: got shape {tuple(tensor.shape)}, expected {meaning} = {wanted}")
+
+
+def split_causal(mask: Mask | None, shape: tuple[int, ...]) -> tuple[bool, Mask | None] | None:
+    """A mask as "causal or not" and a part that is the same for every query; None where it is not of that form."""
+    if mask is None or mask.same_for_every_query:
+        return False, mask
+    if isinstance(mask, _Causal):
+        return (True, None) if _offset(mask.align, shape) == 0 else None
+    if type(mask) is _And:
+        left, right = split_causal(mask.left, shape), split_causal(mask.right, shape)
+        if left is not None and right is not None:
+            rest = left[1] if right[1] is None else right[1] if left[1] is None else left[1] & right[1]
+            return left[0] or right[0], rest
+    return None

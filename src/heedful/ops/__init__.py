@@ -1,0 +1,12 @@
+"""The same mathematics, faster: implementations of `attend`, behind one registry."""
+
+from heedful.ops import fold, fused, linear, reference, stream
+from heedful.ops._request import Cost, Implementation, Request
+from heedful.ops.linear import LinearState, Step
+
+__all__ = ["IMPLEMENTATIONS", "Cost", "Implementation", "LinearState", "Request", "Step"]
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    module.IMPLEMENTATION.name: module.IMPLEMENTATION for module in (fold, linear, fused, stream, reference)
+}
+"""Every way to attend, in the order in which `auto` asks."""

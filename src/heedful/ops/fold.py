@@ -1,0 +1,109 @@
+"""Kernels that are softmax attention in disguise, run by torch's fused `scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from heedful.masks import Block, cut, split_causal
+from heedful.ops import reference
+from heedful.ops._request import Cost, Implementation, Request
+
+
+def run(request: Request) -> Tensor:
+    if request.kernel.tensors():
+        request = request.expanded()
+    folded = request.kernel.fold(request.query, request.key)
+    assert folded is not None
+    query, key, value = folded.query, folded.key, request.value
+    width = value.shape[-1]
+    if folded.column is not None:
+        query, key = append_column(query, key, folded.column / folded.scale)
+    if query is not request.query:
+        # Fused kernels want one head size, a multiple of 8, for all three.
+        size = -(-max(query.shape[-1], width) // 8) * 8
+        query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
+    is_causal, attn_mask = _mask(request)
+    grouped = query.dim() > 2 and query.shape[-3] != key.shape[-3]
+    out = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        dropout_p=request.dropout_p,
+        is_causal=is_causal,
+        scale=folded.scale,
+        enable_gqa=grouped,
+    )
+    return out[..., :width] if out.shape[-1] != width else out
+
+
+def append_column(query: Tensor, key: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds `column` to every row of scores as further coordinates, exactly also in 16 bit.
+
+    A 16-bit number holds 8 or 11 bits of the column, which for a squared norm of 64 is an error of 0.1 in the exponent. So
+    the column is written as a sum of up to three 16-bit numbers (24 bits or more), each with a query coordinate of one; the
+    products are summed in float32 by the fused kernel. The head size is padded to a multiple of 8 anyway.
+    """
+    parts = []
+    terms = 1 if query.dtype in (torch.float32, torch.float64) else 3
+    limit = torch.finfo(query.dtype).max
+    for _ in range(terms):
+        part = column.clamp(-limit, limit).to(query.dtype)
+        parts.append(part)
+        column = column - part.to(column.dtype)
+    ones = torch.ones_like(query[..., :1]).expand(*query.shape[:-1], terms)
+    return torch.cat((query, ones), dim=-1), torch.cat((key, torch.stack(parts, dim=-1)), dim=-1)
+
+
+def _mask(request: Request) -> tuple[bool, Tensor | None]:
+    if request.mask is None:
+        return False, None
+    if request.bias is None and split_causal(request.mask, request.shape) == (True, None):
+        return True, None
+    at = Block.whole(request.shape, request.query.device)
+    keep = request.mask.block(at)
+    if request.bias is None:
+        return False, keep
+    bias = cut(request.bias, at).to(request.query.dtype)
+    return False, bias.masked_fill(~keep, -math.inf)
+
+
+def refuse(request: Request) -> str | None:
+    traits = request.kernel.traits
+    if not traits.exponential:
+        return "the coefficient is not the exponential of a score"
+    if traits.division != "sum":
+        return "rows are not normalised by their sum"
+    if not traits.bilinear:
+        return "the score is no inner product plus a term of the key"
+    return None
+
+
+def cost(request: Request) -> Cost:
+    base, request = reference.cost(request), request.expanded()
+    depth = request.query.shape[-1] + request.value.shape[-1]
+    query, key = request.query[..., :0, :], request.key[..., :0, :]
+    folded = request.kernel.fold(query, key)
+    assert folded is not None
+    item = request.query.dtype.itemsize
+    extra = 0.0
+    if folded.query is not query or folded.column is not None:
+        size = -(-max(folded.query.shape[-1] + (folded.column is not None), request.value.shape[-1]) // 8) * 8
+        rows = request.query.shape[:-1].numel() * 2 + request.key.shape[:-1].numel() * 2
+        base, extra = Cost(base.flops * 2 * size / depth, 0.0), float(rows * size * item)
+    if request.mask is not None and split_causal(request.mask, request.shape) != (True, None):
+        extra += float(math.prod(request.shape[-2:]))
+    return Cost(base.flops, extra)
+
+
+IMPLEMENTATION = Implementation(
+    name="sdpa",
+    summary="folds exactly into torch's fused softmax attention",
+    refuse=refuse,
+    cost=cost,
+    run=run,
+)

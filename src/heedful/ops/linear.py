@@ -1,0 +1,144 @@
+"""Feature maps at linear cost: combine keys and values first, then let queries read the sum."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from heedful._errors import InvalidArgument
+from heedful.kernels import Kernel
+from heedful.masks import Block, cut, split_causal
+from heedful.ops._request import Cost, Implementation, Request, wide
+
+CHUNK = 128
+
+
+class LinearState(NamedTuple):
+    """All that a causal feature-map kernel remembers of the keys and values it has seen: constant in their number."""
+
+    memory: Tensor  # [..., F, E], the sum of phi(k) v
+    total: Tensor  # [..., F], the sum of phi(k)
+    count: Tensor  # [..., 1], how many keys
+
+
+class Step(NamedTuple):
+    output: Tensor
+    state: LinearState
+
+
+def run(request: Request) -> Tensor:
+    request = request.expanded()
+    parts = split_causal(request.mask, request.shape)
+    assert parts is not None
+    is_causal, mask = parts
+    query, key, value = _prepare(request.kernel, request.query, request.key, request.value)
+    at = Block.whole(request.shape, query.device)
+    keep = torch.ones_like(key[..., 0]) if mask is None else mask.block(at)[..., 0, :].to(key.dtype)  # [..., K]
+    if request.bias is not None:
+        keep = keep * cut(request.bias, at)[..., 0, :].to(key.dtype).exp()
+    key = key * keep[..., None]
+    seen = (keep != 0).to(key.dtype)
+    if is_causal:
+        out, total = _causal(query, key, value)
+        count = seen.cumsum(dim=-1)[..., None]
+    else:
+        out, total = query @ (key.mT @ value), query @ key.sum(dim=-2)[..., None]
+        count = seen.sum(dim=-1)[..., None, None]
+    return _divide(request.kernel, out, total, count).to(request.value.dtype)
+
+
+def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None) -> Step:
+    """Continues causal attention by the given tokens: O(F E) each, whatever came before.
+
+    `step` over a sequence in pieces of any size equals `attend(..., is_causal=True)` over the whole.
+    """
+    if query.shape[-2] != key.shape[-2]:
+        raise InvalidArgument(
+            f"step takes one key per query; got {query.shape[-2]} queries and {key.shape[-2]} keys"
+        )
+    dtype = value.dtype
+    query, key, value = _prepare(kernel, query, key, value)
+    out, total = _causal(query, key, value)
+    count = torch.arange(1, query.shape[-2] + 1, device=query.device, dtype=query.dtype)[:, None]
+    if state is not None:
+        out = out + query @ state.memory
+        total = total + query @ state.total[..., None]
+        count = count + state.count[..., None]
+    new = LinearState(key.mT @ value, key.sum(dim=-2), count[..., -1, :].expand(*key.shape[:-2], 1))
+    if state is not None:
+        new = LinearState(new.memory + state.memory, new.total + state.total, new.count)
+    return Step(_divide(kernel, out, total, count).to(dtype), new)
+
+
+def _prepare(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    kind = wide(query.dtype)
+    features = kernel.features(query.to(kind), key.to(kind))
+    if features is None:
+        raise InvalidArgument(f"{kernel!r} has no finite feature map, so it keeps no state of constant size")
+    return *features, value.to(kind)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over j <= i of (q_i.k_j) v_j, and of (q_i.k_j), by chunks: a state between chunks, a small triangle inside."""
+    length = query.shape[-2]
+    size = min(CHUNK, length)
+    chunks = -(-length // size)
+    value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)  # the last column sums the coefficients
+    query, key, value = (
+        pad(x, (0, 0, 0, chunks * size - length)).unflatten(-2, (chunks, size))
+        for x in (query, key, value)
+    )  # [..., C, c, F]
+    memory = key.mT @ value  # [..., C, F, E + 1]
+    before = memory.cumsum(dim=-3) - memory
+    out = query @ before + (query @ key.mT).tril() @ value
+    out = out.flatten(-3, -2)[..., :length, :]
+    return out[..., :-1], out[..., -1:]
+
+
+def _divide(kernel: Kernel, out: Tensor, total: Tensor, count: Tensor) -> Tensor:
+    division = kernel.traits.division
+    if division == "sum":
+        return out / total.masked_fill(total == 0, 1.0)
+    return out / count.clamp_min(1) if division == "count" else out
+
+
+def refuse(request: Request) -> str | None:
+    if request.kernel.feature_size(request.query.shape[-1]) is None:
+        return "the kernel has no finite feature map"
+    parts = split_causal(request.mask, request.shape)
+    if parts is None:
+        return "the mask differs between queries by more than causality"
+    if request.bias is not None and (request.bias.shape[-2] != 1 or type(request.kernel).score is not Kernel.score):
+        return "a float mask here must be the same for every query, on a kernel without a score"
+    if parts[0] and request.shape[-2] != request.shape[-1]:
+        return "causal linear attention takes as many queries as keys (attend.step continues from a state)"
+    if request.dropout_p:
+        return "coefficients are never formed, so none can be dropped"
+    return None
+
+
+def cost(request: Request) -> Cost:
+    *lead, queries, keys = request.shape
+    size = request.kernel.feature_size(request.query.shape[-1]) or 0
+    width, heads = request.value.shape[-1] + 1, torch.Size(lead).numel()
+    item = wide(request.query.dtype).itemsize
+    flops = 2.0 * heads * (queries + keys) * size * width
+    memory = heads * (queries + keys) * size
+    parts = split_causal(request.mask, request.shape)
+    if parts is not None and parts[0]:
+        chunk = min(CHUNK, queries)
+        flops += 2.0 * heads * queries * chunk * (size + width)
+        memory += 2 * heads * -(-queries // chunk) * size * width + heads * queries * chunk
+    return Cost(flops, float(memory * item))
+
+
+IMPLEMENTATION = Implementation(
+    name="linear",
+    summary="feature maps in O(n): keys and values are summed before queries read them",
+    refuse=refuse,
+    cost=cost,
+    run=run,
+)

@@ -1,0 +1,54 @@
+"""The obvious implementation: write every coefficient out, then combine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from heedful.kernels import Kernel
+from heedful.masks import Block, cut
+from heedful.ops._request import Cost, Implementation, Request, pairs, wide
+
+
+def rows(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    bias: Tensor | None,
+    dropout_p: float,
+) -> Tensor:
+    """A block of rows of attention: [..., q, D], [..., K, D], [..., K, E] -> [..., q, E], summed in `wide` precision."""
+    weights = coefficients(kernel, query, key, keep, bias)
+    if dropout_p:
+        weights = torch.nn.functional.dropout(weights, dropout_p)
+    return (weights.to(wide(value.dtype)) @ value.to(wide(value.dtype))).to(value.dtype)
+
+
+def coefficients(kernel: Kernel, query: Tensor, key: Tensor, keep: Tensor | None, bias: Tensor | None) -> Tensor:
+    kind = wide(query.dtype)
+    return kernel.weights(query.to(kind), key.to(kind), keep, None if bias is None else bias.to(kind))
+
+
+def run(request: Request) -> Tensor:
+    request = request.expanded()
+    at = Block.whole(request.shape, request.query.device)
+    keep = None if request.mask is None else request.mask.block(at)
+    bias = None if request.bias is None else cut(request.bias, at)
+    return rows(request.kernel, request.query, request.key, request.value, keep, bias, request.dropout_p)
+
+
+def cost(request: Request) -> Cost:
+    depth = request.query.shape[-1] + request.value.shape[-1]
+    item = wide(request.query.dtype).itemsize
+    return Cost(2.0 * pairs(request) * depth, 3.0 * pairs(request) * item)
+
+
+IMPLEMENTATION = Implementation(
+    name="reference",
+    summary="writes all coefficients out; any kernel, any mask, float64",
+    refuse=lambda request: None,
+    cost=cost,
+    run=run,
+)
