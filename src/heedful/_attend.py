@@ -140,9 +140,7 @@ def coefficients(
     return reference.coefficients(request.kernel, request.query, request.key, keep, bias).to(query.dtype)
 
 
-def step(
-    query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, *, kernel: Kernel
-) -> Step:
+def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, *, kernel: Kernel) -> Step:
     """Continues causal attention with a feature-map kernel by one or more tokens, from a state of constant size.
 
     >>> import torch
@@ -299,7 +297,9 @@ def _request(
         if tensor.dim() == 1 and tensor.shape[0] not in (1, heads):
             raise InvalidArgument(f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or heads = {heads}")
         if tensor.dim() == 1 and query.dim() == 2:
-            raise InvalidArgument(f"the kernel's {name} is per head, but query {tuple(query.shape)} has no axis of heads")
+            raise InvalidArgument(
+                f"the kernel's {name} is per head, but query {tuple(query.shape)} has no axis of heads"
+            )
     mask, bias = masks.from_sdpa(attn_mask, is_causal)
     request = Request(query, key, value, kernel.with_scale(scale), mask, bias, dropout_p)
     if mask is not None:
@@ -366,10 +366,8 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _scaled(number: float, base: int, unit: str) -> str:
-    for prefix in ("", "k", "M", "G", "T"):
-        if number < base:
-            break
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    while number >= base and len(prefixes) > 1:
         number /= base
-    else:
-        prefix = "P"
-    return f"{number:.3g} {prefix}{'i' if base == 1024 and prefix else ''}{unit}"
+        prefixes.pop(0)
+    return f"{number:.3g} {prefixes[0]}{'i' if base == 1024 and prefixes[0] else ''}{unit}"

@@ -267,7 +267,9 @@ def padding(lengths: Tensor | Sequence[int]) -> Mask:
     """Keys at and behind each sequence's length are hidden; `lengths` has the batch's shape."""
     made = torch.as_tensor(lengths)
     if made.is_floating_point() or made.dtype == torch.bool or made.dim() == 0:
-        raise InvalidArgument(f"padding: lengths must be integers of shape (batch,); got {made.dtype} {tuple(made.shape)}")
+        raise InvalidArgument(
+            f"padding: lengths must be integers of shape (batch,); got {made.dtype} {tuple(made.shape)}"
+        )
     return _Padding(made)
 
 
@@ -382,7 +384,9 @@ def _along_batch(tensor: Tensor, at: Block, last: slice) -> Tensor:
     """`[batch..., n]` cut and given the leading axes it lacks, so that `[..., None, :]` broadcasts to the block."""
     batch = tensor.dim() - 1
     cuts = (*at.lead[:batch], last)
-    tensor = tensor.to(at.device)[tuple(c if size > 1 else slice(None) for c, size in zip(cuts, tensor.shape, strict=True))]
+    tensor = tensor.to(at.device)[
+        tuple(c if size > 1 else slice(None) for c, size in zip(cuts, tensor.shape, strict=True))
+    ]
     return tensor.reshape(*tensor.shape[:-1], *(1,) * (len(at.lead) - batch), tensor.shape[-1])
 
 

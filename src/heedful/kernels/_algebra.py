@@ -28,7 +28,9 @@ class _Pair(Kernel):
             if not isinstance(part, Kernel):
                 raise InvalidArgument(f"{type(self).__name__}: {name} must be a kernel; got {part!r}")
             if type(part).rewrite is not Kernel.rewrite:
-                raise InvalidArgument(f"{part!r} acts on the whole sequence; compose inside it, as in HigherOrder(a * b)")
+                raise InvalidArgument(
+                    f"{part!r} acts on the whole sequence; compose inside it, as in HigherOrder(a * b)"
+                )
 
 
 class Product(_Pair):
@@ -45,7 +47,9 @@ class Product(_Pair):
         return Traits(
             exponential=exponential,
             bilinear=exponential and a.bilinear and b.bilinear,
-            division=("sum" if "sum" in (a.division, b.division) else a.division or b.division) if exponential else None,
+            division=("sum" if "sum" in (a.division, b.division) else a.division or b.division)
+            if exponential
+            else None,
             nonnegative=a.nonnegative and b.nonnegative,
             stationary=a.stationary and b.stationary,
             invariant=a.invariant and b.invariant,
@@ -54,9 +58,7 @@ class Product(_Pair):
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         return self.left.score(query, key) + self.right.score(query, key)
 
-    def weights(
-        self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         if self.traits.exponential:
             return super().weights(query, key, keep, bias)
         weights = self.left.weights(query, key, keep) * self.right.weights(query, key, keep)
@@ -87,9 +89,7 @@ class Sum(_Pair):
             invariant=a.invariant and b.invariant,
         )
 
-    def weights(
-        self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return self.left.weights(query, key, keep, bias) + self.right.weights(query, key, keep, bias)
 
 
@@ -106,11 +106,11 @@ class Scaled(Kernel):
     def traits(self) -> Traits:
         inner = self.kernel.traits
         positive = not isinstance(self.factor, Tensor) and self.factor >= 0
-        return inner._replace(exponential=False, bilinear=False, division=None, nonnegative=inner.nonnegative and positive)
+        return inner._replace(
+            exponential=False, bilinear=False, division=None, nonnegative=inner.nonnegative and positive
+        )
 
-    def weights(
-        self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return self.kernel.weights(query, key, keep, bias) * per_head(self.factor)
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -142,9 +142,7 @@ class Divided(Kernel):
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         return self.kernel.score(query, key)
 
-    def weights(
-        self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         inner = self.kernel.traits
         if inner.exponential and inner.division is None and self.by == "sum":
             return super().weights(query, key, keep, bias)

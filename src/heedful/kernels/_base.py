@@ -96,9 +96,7 @@ class Kernel:
         """The coefficient of every pair, before masks and before the division of rows."""
         return self.activation(self.score(query, key))
 
-    def weights(
-        self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Coefficients as `attend` uses them: zero where `keep` is False, rows divided as the traits say.
 
         `bias` is added to the score. A kernel without a score multiplies its coefficients by exp(bias), which for an
@@ -285,9 +283,9 @@ def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optiona
         # Values off the CPU are not read: that would wait for the device at every construction.
         if value.device.type == "cpu" and not bool((value > 0 if positive else value.isfinite()).all()):
             raise refusal
-    elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise refusal
-    elif positive and value <= 0:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (positive and value <= 0):
         raise refusal
 
 

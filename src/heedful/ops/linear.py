@@ -21,7 +21,7 @@ class LinearState(NamedTuple):
 
     memory: Tensor  # [..., F, E], the sum of phi(k) v
     total: Tensor  # [..., F], the sum of phi(k)
-    count: Tensor  # [..., 1], how many keys
+    seen: Tensor  # [..., 1], how many keys
 
 
 class Step(NamedTuple):
@@ -56,9 +56,7 @@ def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: Linea
     `step` over a sequence in pieces of any size equals `attend(..., is_causal=True)` over the whole.
     """
     if query.shape[-2] != key.shape[-2]:
-        raise InvalidArgument(
-            f"step takes one key per query; got {query.shape[-2]} queries and {key.shape[-2]} keys"
-        )
+        raise InvalidArgument(f"step takes one key per query; got {query.shape[-2]} queries and {key.shape[-2]} keys")
     dtype = value.dtype
     query, key, value = _prepare(kernel, query, key, value)
     out, total = _causal(query, key, value)
@@ -66,10 +64,10 @@ def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: Linea
     if state is not None:
         out = out + query @ state.memory
         total = total + query @ state.total[..., None]
-        count = count + state.count[..., None]
+        count = count + state.seen[..., None]
     new = LinearState(key.mT @ value, key.sum(dim=-2), count[..., -1, :].expand(*key.shape[:-2], 1))
     if state is not None:
-        new = LinearState(new.memory + state.memory, new.total + state.total, new.count)
+        new = LinearState(new.memory + state.memory, new.total + state.total, new.seen)
     return Step(_divide(kernel, out, total, count).to(dtype), new)
 
 
@@ -88,8 +86,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     chunks = -(-length // size)
     value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)  # the last column sums the coefficients
     query, key, value = (
-        pad(x, (0, 0, 0, chunks * size - length)).unflatten(-2, (chunks, size))
-        for x in (query, key, value)
+        pad(x, (0, 0, 0, chunks * size - length)).unflatten(-2, (chunks, size)) for x in (query, key, value)
     )  # [..., C, c, F]
     memory = key.mT @ value  # [..., C, F, E + 1]
     before = memory.cumsum(dim=-3) - memory

@@ -34,7 +34,8 @@ def _part(request: Request, tensors: list[Tensor], lead: tuple[slice, ...]) -> T
     kernel = _heads(request.kernel, lead[-1], shape[-3]) if lead else request.kernel
     count = max(1, _budget(query.device) // max(1, key.shape[-2] * query.shape[:-2].numel()))
     recompute = torch.is_grad_enabled() and (
-        any(x.requires_grad for x in (query, key, value)) or any(t.requires_grad for t in kernel.tensors().values())
+        any(x.requires_grad for x in (query, key, value))
+        or any(t.requires_grad for t in kernel.tensors().values())
         or (request.bias is not None and request.bias.requires_grad)
     )
     out = []
@@ -71,9 +72,7 @@ def _leading_blocks(lead: tuple[int, ...], keys: int, device: torch.device) -> l
     for size in reversed(lead):
         step = max(1, min(size, room))
         room //= step
-        blocks = [
-            (slice(start, min(start + step, size)), *rest) for start in range(0, size, step) for rest in blocks
-        ]
+        blocks = [(slice(start, min(start + step, size)), *rest) for start in range(0, size, step) for rest in blocks]
     return blocks
 
 
@@ -95,7 +94,9 @@ def _heads(kernel: Kernel, cut: slice, heads: int) -> Kernel:
     """The kernel of some of the heads."""
     if cut == slice(0, heads):
         return kernel
-    return kernel.with_tensors({name: t[cut] if t.dim() == 1 and t.shape[0] > 1 else t for name, t in kernel.tensors().items()})
+    return kernel.with_tensors(
+        {name: t[cut] if t.dim() == 1 and t.shape[0] > 1 else t for name, t in kernel.tensors().items()}
+    )
 
 
 def cost(request: Request) -> Cost:

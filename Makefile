@@ -1,0 +1,32 @@
+# Every target makes its own virtual environment when there is none.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: look test lint bench docs clean
+
+look: $(READY)
+	$(BIN)/heedful look
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.cpu
+
+docs: $(READY)
+	$(BIN)/python -m docs.build
+
+clean:
+	rm -rf .venv docs/_build
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,demo,plot,dev]"
+	touch $(READY)
