@@ -300,11 +300,12 @@ def _request(
             raise InvalidArgument(
                 f"the kernel's {name} is per head, but query {tuple(query.shape)} has no axis of heads"
             )
-    mask, bias = masks.from_sdpa(attn_mask, is_causal)
-    request = Request(query, key, value, kernel.with_scale(scale), mask, bias, dropout_p)
-    if mask is not None:
-        mask.check(request.shape)
-    return request
+    mask = masks.from_sdpa(attn_mask, is_causal)
+    request = Request(query, key, value, kernel.with_scale(scale), mask, dropout_p=dropout_p)
+    if mask is None:
+        return request
+    mask.check(request.shape)
+    return request._replace(bias=mask.bias)
 
 
 def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

@@ -74,7 +74,7 @@ class FeatureMap(Kernel):
 
     def _random(self, x: Tensor) -> Tensor:
         x = x * default_scale(self.scale, x) ** 0.5
-        directions = orthogonal_directions(self.features_count, x.shape[-1], self.seed).to(x.device, x.dtype)
+        directions = orthogonal_directions(self.features_count, x.shape[-1], self.seed, x.device).to(x.dtype)
         exponent = x @ directions.T - x.square().sum(-1, keepdim=True) / 2
         return exponent.exp() * self.features_count**-0.5
 
@@ -90,12 +90,12 @@ def _directions(count: int, dim: int, seed: int) -> Tensor:
 
 
 # An operator of its own, because a seeded generator cannot be made inside a compiled graph.
-@torch.library.custom_op("heedful::orthogonal_directions", mutates_args=(), device_types="cpu")
-def orthogonal_directions(count: int, dim: int, seed: int) -> Tensor:
+@torch.library.custom_op("heedful::orthogonal_directions", mutates_args=())
+def orthogonal_directions(count: int, dim: int, seed: int, device: torch.device) -> Tensor:
     """Gaussian directions `[count, dim]`, orthogonal in groups of `dim`: the same ones for the same arguments."""
-    return _directions(count, dim, seed).clone()
+    return _directions(count, dim, seed).to(device, copy=True)
 
 
 @orthogonal_directions.register_fake
-def _(count: int, dim: int, seed: int) -> Tensor:
-    return torch.empty(count, dim, dtype=torch.float64)
+def _(count: int, dim: int, seed: int, device: torch.device) -> Tensor:
+    return torch.empty(count, dim, dtype=torch.float64, device=device)

@@ -1,16 +1,4 @@
-"""Masks: who may attend to whom.
-
-Inside heedful a mask is boolean and True means *may attend*. Masks compose with `&`, `|` and `~`, and are evaluated block by
-block, so that none is expanded to queries x keys unless an implementation asks for all of it. Each face (torch's
-`scaled_dot_product_attention`, `nn.MultiheadAttention`, Hugging Face) is converted once, here.
-
->>> import torch
->>> from heedful import attend, masks
->>> x = torch.randn(2, 3, 7, 4)
->>> mask = masks.causal & masks.padding(torch.tensor([7, 5]))
->>> attend(x, x, x, attn_mask=mask).shape
-torch.Size([2, 3, 7, 4])
-"""
+"""The algebra: boolean functions of (query, key) pairs, evaluated block by block."""
 
 from __future__ import annotations
 
@@ -20,26 +8,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from heedful._errors import InvalidArgument
-
-__all__ = [
-    "Block",
-    "Mask",
-    "causal",
-    "dense",
-    "document",
-    "from_multihead",
-    "from_sdpa",
-    "from_transformers",
-    "keys",
-    "lower_right",
-    "padding",
-    "to_multihead",
-    "to_sdpa",
-    "to_transformers",
-    "window",
-]
 
 Align = Literal["start", "end"]
 
@@ -69,6 +40,11 @@ class Mask:
     """A boolean function of (query, key) pairs. A subclass says what it keeps of a block."""
 
     same_for_every_query = False
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What the mask adds to scores, broadcastable to (*leading, queries, keys)."""
+        return None
 
     def block(self, at: Block) -> Tensor:
         """True where the query may attend to the key; broadcastable to the block's shape."""
@@ -178,7 +154,11 @@ class _Document(Mask):
 
 @dataclass(frozen=True, eq=False)
 class _Dense(Mask):
-    keep: Tensor  # broadcastable to (*leading, Q, K); bool, or float where the lowest value means hidden
+    keep: Tensor  # broadcastable to (*leading, Q, K); bool, or float, which is added and hides where it is lowest
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.keep if self.keep.is_floating_point() else None
 
     @property
     def same_for_every_query(self) -> bool:  # type: ignore[override]
@@ -204,6 +184,11 @@ class _And(Mask):
     right: Mask
 
     @property
+    def bias(self) -> Tensor | None:
+        left, right = self.left.bias, self.right.bias
+        return right if left is None else left if right is None else left + right
+
+    @property
     def same_for_every_query(self) -> bool:  # type: ignore[override]
         return self.left.same_for_every_query and self.right.same_for_every_query
 
@@ -222,6 +207,9 @@ class _And(Mask):
 
 @dataclass(frozen=True)
 class _Or(_And):
+    def __post_init__(self) -> None:
+        _without_bias(self.left, self.right)
+
     def block(self, at: Block) -> Tensor:
         return self.left.block(at) | self.right.block(at)
 
@@ -234,6 +222,9 @@ class _Or(_And):
 class _Not(Mask):
     inner: Mask
 
+    def __post_init__(self) -> None:
+        _without_bias(self.inner)
+
     @property
     def same_for_every_query(self) -> bool:  # type: ignore[override]
         return self.inner.same_for_every_query
@@ -243,6 +234,44 @@ class _Not(Mask):
 
     def check(self, shape: tuple[int, ...]) -> None:
         self.inner.check(shape)
+
+
+@dataclass(frozen=True)
+class _Beside(Mask):
+    left: Mask | None
+    keys: int
+    right: Mask | None
+    extra: int
+
+    @property
+    def bias(self) -> Tensor | None:
+        left, right = (None if part is None else part.bias for part in (self.left, self.right))
+        parts = []
+        if left is not None:
+            parts.append(pad(left.expand(*left.shape[:-1], self.keys), (0, self.extra)))
+        if right is not None:
+            parts.append(pad(right.expand(*right.shape[:-1], self.extra), (self.keys, 0)))
+        return sum(parts[1:], parts[0]) if parts else None
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        if self.keys + self.extra != shape[-1]:
+            raise InvalidArgument(f"beside: {self.keys} + {self.extra} keys given, {shape[-1]} expected")
+        for part, count in ((self.left, self.keys), (self.right, self.extra)):
+            if part is not None:
+                part.check((*shape[:-1], count))
+
+    def block(self, at: Block) -> Tensor:
+        parts = []
+        for part, start, count in ((self.left, 0, self.keys), (self.right, self.keys, self.extra)):
+            first, last = (min(max(edge - start, 0), count) for edge in (at.cols.start, at.cols.stop))
+            inner = at._replace(cols=slice(first, last), shape=(*at.shape[:-1], count))
+            lead = tuple(c.stop - c.start for c in at.lead)
+            whole = (*lead, at.rows.stop - at.rows.start, last - first)
+            if part is None:
+                parts.append(torch.ones((), dtype=torch.bool, device=at.device).expand(whole))
+            else:
+                parts.append(part.block(inner).expand(whole))
+        return torch.cat(parts, dim=-1)
 
 
 causal: Mask = _Causal("start")
@@ -290,88 +319,9 @@ def dense(keep: Tensor) -> Mask:
     return _Dense(keep if keep.dim() > 1 else keep[None])
 
 
-def from_sdpa(attn_mask: Mask | Tensor | None, is_causal: bool = False) -> tuple[Mask | None, Tensor | None]:
-    """`scaled_dot_product_attention`'s face (True = attend; floats are added): (mask, bias)."""
-    bias = None
-    mask: Mask | None = None
-    if isinstance(attn_mask, Mask):
-        mask = attn_mask
-    elif isinstance(attn_mask, Tensor):
-        attn_mask = attn_mask if attn_mask.dim() > 1 else attn_mask.reshape(1, -1)
-        if attn_mask.is_floating_point():
-            bias = attn_mask
-        elif attn_mask.dtype != torch.bool:
-            raise InvalidArgument(
-                f"attn_mask must be boolean (True = may attend) or floating (added to the score); got {attn_mask.dtype}. "
-                "For a 0/1 mask of tokens use masks.from_transformers, or mask.bool()"
-            )
-        mask = _Dense(attn_mask)
-    elif attn_mask is not None:
-        raise InvalidArgument(f"attn_mask must be a tensor or a heedful mask; got {type(attn_mask).__name__}")
-    if is_causal:
-        mask = causal if mask is None else causal & mask
-    return mask, bias
-
-
-def from_multihead(
-    attn_mask: Mask | Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    num_heads: int = 1,
-) -> tuple[Mask | None, Tensor | None]:
-    """`nn.MultiheadAttention`'s face (True = ignore; floats are added): (mask, bias)."""
-    if isinstance(attn_mask, Tensor):
-        if attn_mask.dtype == torch.bool:
-            attn_mask = ~attn_mask
-        if attn_mask.dim() == 3:
-            attn_mask = attn_mask.unflatten(0, (-1, num_heads))  # [B * H, Q, K] -> [B, H, Q, K]
-    mask, bias = from_sdpa(attn_mask, is_causal)
-    if key_padding_mask is not None:
-        if key_padding_mask.dtype == torch.bool:
-            hidden = _Keys(~key_padding_mask)
-        elif key_padding_mask.is_floating_point():
-            column = key_padding_mask[..., None, None, :]  # [B, 1, 1, K]
-            bias = column if bias is None else bias + column
-            hidden = _Keys(key_padding_mask > torch.finfo(key_padding_mask.dtype).min)
-        else:
-            raise InvalidArgument(
-                f"key_padding_mask must be boolean (True = ignore) or floating; got {key_padding_mask.dtype}"
-            )
-        mask = hidden if mask is None else mask & hidden
-    return mask, bias
-
-
-def from_transformers(attention_mask: Tensor | None) -> tuple[Mask | None, Tensor | None]:
-    """Hugging Face's faces: (batch, keys) of 0 and 1, or (batch, heads, queries, keys) boolean or added: (mask, bias)."""
-    if attention_mask is None:
-        return None, None
-    if attention_mask.dim() == 2:
-        return _Keys(attention_mask != 0), None
-    if attention_mask.dim() != 4:
-        raise InvalidArgument(
-            "attention_mask must have shape (batch, keys) or (batch, heads, queries, keys); "
-            f"got {tuple(attention_mask.shape)}"
-        )
-    return from_sdpa(attention_mask)
-
-
-def to_sdpa(mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Written out for `scaled_dot_product_attention`: True = attend."""
-    return mask.dense(shape, device)
-
-
-def to_multihead(mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Written out for `nn.MultiheadAttention`'s `attn_mask`: True = ignore; (batch * heads, queries, keys)."""
-    return ~mask.dense(shape, device).expand(*shape).flatten(0, -3)
-
-
-def to_transformers(
-    mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Written out for Hugging Face's eager attention: 0 = attend, the lowest float = ignore."""
-    keep = mask.dense(shape, device)
-    return torch.zeros(keep.shape, dtype=dtype, device=device).masked_fill(~keep, torch.finfo(dtype).min)
+def beside(left: Mask | None, keys: int, right: Mask | None, extra: int) -> Mask | None:
+    """The mask over `keys` keys followed by `extra` others, each part with its own mask (None hides nothing)."""
+    return None if left is None and right is None else _Beside(left, keys, right, extra)
 
 
 def cut(tensor: Tensor, at: Block) -> Tensor:
@@ -398,6 +348,11 @@ def _known(mask: object) -> Mask:
     if not isinstance(mask, Mask):
         raise InvalidArgument(f"a mask combines with a mask; got {type(mask).__name__} (wrap a tensor in masks.dense)")
     return mask
+
+
+def _without_bias(*parts: Mask) -> None:
+    if any(part.bias is not None for part in parts):
+        raise InvalidArgument("a mask that adds to scores combines with & alone; | and ~ take boolean masks")
 
 
 def _boolean(name: str, keep: object) -> None:

@@ -1,0 +1,50 @@
+"""Masks: who may attend to whom.
+
+Inside heedful a mask is boolean and True means *may attend*. Masks compose with `&`, `|` and `~`, and are evaluated block by
+block, so that none is expanded to queries x keys unless an implementation asks for all of it. Each face (torch's
+`scaled_dot_product_attention`, `nn.MultiheadAttention`, Hugging Face) is converted once, here.
+
+>>> import torch
+>>> from heedful import attend, masks
+>>> x = torch.randn(2, 3, 7, 4)
+>>> mask = masks.causal & masks.padding(torch.tensor([7, 5]))
+>>> attend(x, x, x, attn_mask=mask).shape
+torch.Size([2, 3, 7, 4])
+"""
+
+from heedful.masks._algebra import (
+    Block,
+    Mask,
+    beside,
+    causal,
+    cut,
+    dense,
+    document,
+    keys,
+    lower_right,
+    padding,
+    split_causal,
+    window,
+)
+from heedful.masks._faces import from_multihead, from_sdpa, from_transformers, to_multihead, to_sdpa, to_transformers
+
+__all__ = [
+    "Block",
+    "Mask",
+    "beside",
+    "causal",
+    "cut",
+    "dense",
+    "document",
+    "from_multihead",
+    "from_sdpa",
+    "from_transformers",
+    "keys",
+    "lower_right",
+    "padding",
+    "split_causal",
+    "to_multihead",
+    "to_sdpa",
+    "to_transformers",
+    "window",
+]
