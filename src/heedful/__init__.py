@@ -42,7 +42,33 @@ _HOMES = {
 }
 _ROOMS = ("bridges", "kernels", "lens", "masks", "nn", "ops")
 
-__all__ = [*sorted(_HOMES), *_ROOMS]
+__all__ = [
+    "CorruptModel",
+    "Cosine",
+    "FeatureMap",
+    "Gaussian",
+    "HeedfulError",
+    "HigherOrder",
+    "InvalidArgument",
+    "Kernel",
+    "Laplace",
+    "LinearState",
+    "MissingExtra",
+    "Plan",
+    "Polynomial",
+    "Relu",
+    "ReluSquared",
+    "Sigmoid",
+    "Softmax",
+    "Unsupported",
+    "attend",
+    "bridges",
+    "kernels",
+    "lens",
+    "masks",
+    "nn",
+    "ops",
+]
 
 
 def __getattr__(name: str) -> Any:

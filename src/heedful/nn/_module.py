@@ -1,0 +1,138 @@
+"""What every layer shares: it saves and loads itself, and its kernel's tensors are its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
+from heedful._pretrained import read_folder, write_folder
+from heedful.kernels import Kernel, Softmax
+
+_PLACE = ("self", "device", "dtype")
+
+
+class Module(nn.Module):
+    """A torch module whose constructor arguments are its attributes, so that it can be written down and made again."""
+
+    _named: ClassVar[dict[str, type[Module]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Module._named[cls.__name__] = cls
+
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments as they are now, without device and dtype."""
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name not in _PLACE]
+        return {name: getattr(self, name) for name in names}
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes `config.json` (class and arguments) and `model.safetensors` (parameters and buffers) into a folder."""
+        arguments = {name: _plain(value) for name, value in self.arguments().items()}
+        write_folder(folder, {"module": {"type": type(self).__name__, "arguments": arguments}}, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Self:
+        """Makes the layer that `save_pretrained` wrote, in eval mode and in the dtype it was saved with."""
+        config, tensors = read_folder(folder, expects="module")
+        try:
+            kind, arguments = config["module"]["type"], config["module"]["arguments"]
+        except (TypeError, KeyError):
+            raise CorruptModel(f"{folder}: config.json has no type and arguments of a module; save it again") from None
+        made_by = Module._named.get(kind)
+        if made_by is None:
+            raise CorruptModel(
+                f"{folder}: unknown layer {kind!r}; known: {', '.join(sorted(Module._named))}. "
+                "A layer of your own must be defined (imported) before it is loaded"
+            )
+        if not issubclass(made_by, cls):
+            raise InvalidArgument(f"{folder} holds a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
+        try:
+            module = made_by(**{name: _rich(value) for name, value in arguments.items()})
+            module.load_state_dict(tensors, assign=True)
+        except (HeedfulError, TypeError, RuntimeError) as error:
+            raise CorruptModel(f"{folder}: {kind} cannot be made from what was saved: {error}") from error
+        module = module.to(device) if device is not None else module
+        return module.eval()
+
+
+class KernelParameters(nn.Module):
+    """A kernel inside a module: tensors that require gradients become parameters, other tensors buffers."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.template = kernel
+        self.names = {name: name.replace(".", "_") for name in kernel.tensors()}
+        for name, tensor in kernel.tensors().items():
+            if tensor.requires_grad:
+                kept = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
+                self.register_parameter(self.names[name], kept)
+            else:
+                self.register_buffer(self.names[name], tensor)
+
+    def forward(self) -> Kernel:
+        return self.template.with_tensors({name: getattr(self, kept) for name, kept in self.names.items()})
+
+    def extra_repr(self) -> str:
+        return repr(self.template)
+
+
+class KernelModule(Module):
+    """A module with one kernel, found again as `module.kernel` with the tensors it has learned."""
+
+    def __init__(self, kernel: Kernel | None) -> None:
+        super().__init__()
+        if kernel is not None and not isinstance(kernel, Kernel):
+            raise InvalidArgument(f"kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
+        self.kernel_parameters = KernelParameters(Softmax() if kernel is None else kernel)
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.kernel_parameters()
+
+
+def learned(*shape: int, device: Any, dtype: Any) -> nn.Parameter:
+    """A parameter whose rows start with unit expected norm of their images: N(0, 1 / last axis)."""
+    made = torch.randn(*shape, device=device, dtype=dtype) * shape[-1] ** -0.5
+    return nn.Parameter(made)
+
+
+def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int | None = None) -> None:
+    for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
+    if embed_dim % num_heads:
+        raise InvalidArgument(
+            f"embed_dim must be a multiple of num_heads; got embed_dim={embed_dim}, num_heads={num_heads}"
+        )
+    if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+        raise InvalidArgument(
+            f"num_heads must be a multiple of num_kv_heads; got num_heads={num_heads}, num_kv_heads={num_kv_heads}"
+        )
+
+
+def check_input(name: str, x: Tensor, width: int) -> None:
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != width:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InvalidArgument(f"{name} must have shape (batch, seq, {width}); got {got}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Kernel):
+        return {"kernel": value.to_dict()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(part) for part in value]
+    return value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict) and "kernel" in value:
+        return Kernel.from_dict(value["kernel"])
+    if isinstance(value, list):
+        return [_rich(part) for part in value]
+    return value

@@ -1,0 +1,172 @@
+"""The form that permutation equivariance alone leaves: Proposition 4.1."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from heedful import masks
+from heedful._errors import InvalidArgument
+from heedful.masks import Mask
+from heedful.nn._module import Module, check_input, learned
+
+
+class PairAttention(Module):
+    r"""Attention by functions of pairs and of pooled pairs, :math:`f = A X` (Ma & Ying 2023, Prop. 4.1).
+
+    With coordinates :math:`y_i = Z x_i` (`size` learned rows Z),
+
+    .. math::
+        A_{ii} = \rho_1\big(y_i, \textstyle\sum_{t \ne i} \psi_1(y_t, y_i)\big), \qquad
+        A_{ij} = \rho_2\big(y_i, y_j, \textstyle\sum_{t \ne i,j} \psi_2(y_t, y_i, y_j)\big).
+
+    `form="mlp"` learns rho and psi as small networks. `form="softmax"` is softmax attention exactly: psi is e^s with the score
+    s of two linear maps of y, rho_1(x, p) = e^{s(x,x)} / (e^{s(x,x)} + p), and
+
+    .. math:: \rho_2(x, y, p) = e^{s(x,y)} / (e^{s(x,x)} + e^{s(x,y)} + p).
+
+    Remark 4.1 of the paper prints rho_2 without the first term of the denominator, which loses the term t = i: its rows do
+    not sum to one. `arity=2` lets psi see (y_t, y_i), O(n^2); `arity=3` also y_j, O(n^3), refused beyond `max_length` tokens.
+
+    >>> import torch, heedful
+    >>> layer = heedful.nn.PairAttention(8, size=6, form="softmax")
+    >>> layer.coefficients(torch.randn(1, 5, 8)).sum(-1).allclose(torch.ones(1, 5))
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        size: int = 16,
+        *,
+        form: Literal["mlp", "softmax"] = "mlp",
+        arity: Literal[2, 3] = 2,
+        hidden: int = 32,
+        max_length: int = 128,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if form not in ("mlp", "softmax"):
+            raise InvalidArgument(f"form must be 'mlp' or 'softmax'; got {form!r}")
+        if arity not in (2, 3):
+            raise InvalidArgument(f"arity must be 2 or 3; got {arity!r}")
+        self.embed_dim, self.size, self.form, self.arity = embed_dim, size, form, arity
+        self.hidden, self.max_length = hidden, max_length
+        place = {"device": device, "dtype": dtype}
+        self.rows = learned(size, embed_dim, **place)
+        self.functions: _Learned | _Softmax = (
+            _Softmax(size, arity, **place) if form == "softmax" else _Learned(size, arity, hidden, **place)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Mask | Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """A x: `(B, n, d)` -> `(B, n, d)`; masks are True = ignore."""
+        return self.coefficients(x, key_padding_mask=key_padding_mask, attn_mask=attn_mask, is_causal=is_causal) @ x
+
+    def coefficients(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Mask | Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """A: `(B, n, n)`; hidden pairs are zero and enter no sum."""
+        check_input("x", x, self.embed_dim)
+        batch, n, _ = x.shape
+        if self.arity == 3 and n > self.max_length:
+            raise InvalidArgument(
+                f"arity=3 costs n^3 and n = {n} exceeds max_length = {self.max_length}; use arity=2, or raise max_length"
+            )
+        mask = masks.from_multihead(attn_mask, key_padding_mask, is_causal)
+        if mask is not None and mask.bias is not None:
+            raise InvalidArgument("PairAttention has no score to add to; give boolean masks (True = ignore)")
+        keep = torch.ones(batch, n, n, dtype=torch.bool, device=x.device)
+        if mask is not None:
+            mask.check((batch, 1, n, n))
+            keep = mask.dense((batch, 1, n, n), x.device).expand(batch, 1, n, n)[:, 0]
+        y = x @ self.rows.mT  # [B, n, size]
+        y_i, y_j = y[:, :, None].expand(-1, -1, n, -1), y[:, None].expand(-1, n, -1, -1)  # [B, i, j, size]
+        same = torch.eye(n, dtype=torch.bool, device=x.device)
+        off = keep[..., None] & ~same[..., None]
+        # [B, i, t, s]: what t says about i, nothing where i does not see t or t is i.
+        around = self.functions.psi1(y_j, y_i).masked_fill(~off, 0.0)
+        own = self.functions.rho1(y, around.sum(dim=2))[..., 0]  # [B, n]
+        if self.arity == 2:
+            pooled = self.functions.psi2(y_j, y_i, None).masked_fill(~off, 0.0)
+            rest = pooled.sum(dim=2, keepdim=True) - pooled  # [B, i, j, s]
+        else:
+            shape = (batch, n, n, n, y.shape[-1])  # [B, i, j, t, size]
+            said = self.functions.psi2(
+                y[:, None, None].expand(shape), y_i[:, :, :, None].expand(shape), y_j[:, :, :, None].expand(shape)
+            )
+            others = off[:, :, None] & ~same[:, :, None]
+            rest = said.masked_fill(~others, 0.0).sum(dim=3)
+        itself = keep.diagonal(dim1=1, dim2=2)[:, :, None, None].to(
+            y.dtype
+        )  # [B, i, 1, 1], 0 where i does not see itself
+        other = self.functions.rho2(y_i, y_j, rest, itself)[..., 0]
+        return torch.where(same, own[..., None], other).masked_fill(~keep, 0.0)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, size={self.size}, form={self.form!r}, arity={self.arity}"
+
+
+class _Learned(nn.Module):
+    def __init__(self, size: int, arity: int, hidden: int, device: Any, dtype: Any) -> None:
+        super().__init__()
+
+        def network(inputs: int, outputs: int) -> nn.Sequential:
+            first, last = (
+                nn.Linear(a, b, device=device, dtype=dtype) for a, b in ((inputs, hidden), (hidden, outputs))
+            )
+            return nn.Sequential(first, nn.GELU(), last)
+
+        self.said = nn.ModuleList([network(2 * size, hidden), network(arity * size, hidden)])
+        self.read = nn.ModuleList([network(size + hidden, 1), network(2 * size + hidden, 1)])
+
+    def psi1(self, y_t: Tensor, y_i: Tensor) -> Tensor:
+        return self.said[0](torch.cat((y_t, y_i), dim=-1))
+
+    def psi2(self, y_t: Tensor, y_i: Tensor, y_j: Tensor | None) -> Tensor:
+        return self.said[1](torch.cat((y_t, y_i) if y_j is None else (y_t, y_i, y_j), dim=-1))
+
+    def rho1(self, y_i: Tensor, pooled: Tensor) -> Tensor:
+        return self.read[0](torch.cat((y_i, pooled), dim=-1))
+
+    def rho2(self, y_i: Tensor, y_j: Tensor, pooled: Tensor, itself: Tensor) -> Tensor:
+        return self.read[1](torch.cat((y_i, y_j, pooled), dim=-1))
+
+
+class _Softmax(nn.Module):
+    def __init__(self, size: int, arity: int, device: Any, dtype: Any) -> None:
+        super().__init__()
+        self.query = learned(size, size, device=device, dtype=dtype)
+        self.key = learned(size, size, device=device, dtype=dtype)
+
+    def _exponential(self, y_i: Tensor, y_t: Tensor) -> Tensor:
+        query, key = y_i @ self.query.mT, y_t @ self.key.mT
+        return (query * key).sum(dim=-1, keepdim=True).mul(query.shape[-1] ** -0.5).exp()
+
+    def psi1(self, y_t: Tensor, y_i: Tensor) -> Tensor:
+        return self._exponential(y_i, y_t)
+
+    def psi2(self, y_t: Tensor, y_i: Tensor, y_j: Tensor | None) -> Tensor:
+        return self._exponential(y_i, y_t)
+
+    def rho1(self, y_i: Tensor, pooled: Tensor) -> Tensor:
+        own = self._exponential(y_i, y_i)
+        return own / (own + pooled)
+
+    def rho2(self, y_i: Tensor, y_j: Tensor, pooled: Tensor, itself: Tensor) -> Tensor:
+        own, other = itself * self._exponential(y_i, y_i), self._exponential(y_i, y_j)
+        return other / (own + other + pooled)
