@@ -14,6 +14,7 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference
+from heedful.ops._request import wide
 
 # Below this many pairs the coefficients fit a cache, and blocks would only add calls.
 SMALL = 2**20
@@ -137,7 +138,7 @@ def coefficients(
     at = masks.Block.whole(request.shape, query.device)
     keep = None if request.mask is None else request.mask.block(at)
     bias = None if request.bias is None else masks.cut(request.bias, at)
-    return reference.coefficients(request.kernel, request.query, request.key, keep, bias).to(query.dtype)
+    return reference.coefficients(request.kernel, request.query, request.key, keep, bias).to(key.dtype)
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, *, kernel: Kernel) -> Step:
@@ -222,9 +223,10 @@ def _run(request: Request, impl: str) -> Tensor:
 
 
 def _moved(request: Request, impl: str) -> Request:
-    """The request of a kernel of pairs: a kernel of the whole sequence moves the queries first."""
+    """The request of a kernel of pairs: a kernel of the whole sequence moves the queries first, in wide precision."""
 
     def inner(query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
+        query, key = query.to(wide(key.dtype)), key.to(wide(key.dtype))
         moved = request._replace(query=query, key=key, value=key, kernel=kernel, bias=None, dropout_p=0.0)
         refused = impl not in IMPLEMENTATIONS or IMPLEMENTATIONS[impl].refuse(moved) is not None
         return _run(moved, "auto" if refused else impl)

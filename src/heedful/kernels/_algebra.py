@@ -111,11 +111,11 @@ class Scaled(Kernel):
         )
 
     def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return self.kernel.weights(query, key, keep, bias) * per_head(self.factor)
+        return self.kernel.weights(query, key, keep, bias) * per_head(self.factor, query)
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
         inner = None if self.kernel.traits.division else self.kernel.features(query, key)
-        return None if inner is None else (inner[0] * per_head(self.factor), inner[1])
+        return None if inner is None else (inner[0] * per_head(self.factor, query), inner[1])
 
     def feature_size(self, head_dim: int) -> int | None:
         return None if self.kernel.traits.division else self.kernel.feature_size(head_dim)

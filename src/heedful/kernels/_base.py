@@ -255,13 +255,16 @@ class Kernel:
         return hash((type(self), *(_key(value) for _, value in self._items())))
 
 
-def per_head(parameter: Parameter) -> Parameter:
-    """Shapes a parameter per head to act on `[..., heads, Q, K]` and `[..., heads, seq, dim]`."""
-    return parameter[:, None, None] if isinstance(parameter, Tensor) and parameter.dim() == 1 else parameter
+def per_head(parameter: Parameter, like: Tensor) -> Parameter:
+    """A parameter in the dtype of `like`, shaped to act on `[..., heads, Q, K]` and `[..., heads, seq, dim]`."""
+    if not isinstance(parameter, Tensor):
+        return parameter
+    parameter = parameter.to(like.dtype)
+    return parameter[:, None, None] if parameter.dim() == 1 else parameter
 
 
 def default_scale(scale: Parameter | None, query: Tensor) -> Parameter:
-    return query.shape[-1] ** -0.5 if scale is None else per_head(scale)
+    return query.shape[-1] ** -0.5 if scale is None else per_head(scale, query)
 
 
 def squared_distance(query: Tensor, key: Tensor) -> Tensor:

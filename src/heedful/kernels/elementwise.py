@@ -33,7 +33,7 @@ class Sigmoid(Kernel):
         return Traits(nonnegative=True, invariant=True)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.bias)
+        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.bias, query)
 
     def activation(self, score: Tensor) -> Tensor:
         return score.sigmoid()
@@ -112,7 +112,7 @@ class Polynomial(Kernel):
         return Traits(nonnegative=self.degree % 2 == 0, invariant=True)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.offset)
+        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.offset, query)
 
     def activation(self, score: Tensor) -> Tensor:
         return score**self.degree
@@ -122,7 +122,7 @@ class Polynomial(Kernel):
             return None
         query = query * default_scale(self.scale, query)
         if isinstance(self.offset, Tensor) or self.offset != 0.0:
-            offset = torch.zeros_like(query[..., :1]) + per_head(self.offset)
+            offset = torch.zeros_like(query[..., :1]) + per_head(self.offset, query)
             query = torch.cat((query, offset), dim=-1)
             key = torch.cat((key, torch.ones_like(key[..., :1])), dim=-1)
         return (query, key) if self.degree == 1 else (_outer(query), _outer(key))

@@ -84,7 +84,9 @@ def _directions(count: int, dim: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     groups = -(-count // dim)
     gaussian = torch.randn(groups, dim, dim, generator=generator, dtype=torch.float64)
-    basis, _ = torch.linalg.qr(gaussian)
+    basis, triangle = torch.linalg.qr(gaussian)
+    # Without this sign the bases are not uniform over the orthogonal group, and the estimate is biased.
+    basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     lengths = torch.randn(groups, dim, dim, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
     return (basis.mT * lengths).flatten(0, 1)[:count]
 

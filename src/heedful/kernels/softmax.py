@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from heedful.kernels._base import Folded, Kernel, Parameter, Traits, check_parameter, default_scale
+from heedful.kernels._base import Folded, Kernel, Parameter, Traits, check_parameter, default_scale, per_head
 
 
 class Softmax(Kernel):
@@ -30,7 +31,7 @@ class Softmax(Kernel):
         return (query * default_scale(self.scale, query)) @ key.mT
 
     def fold(self, query: Tensor, key: Tensor) -> Folded:
-        scale = default_scale(self.scale, query)
-        if isinstance(scale, Tensor):
-            return Folded((query * scale).to(query.dtype), key, None, 1.0)
-        return Folded(query, key, None, scale)
+        if not isinstance(self.scale, Tensor):
+            return Folded(query, key, None, query.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        wide = query if query.dtype == torch.float64 else query.float()
+        return Folded((wide * per_head(self.scale, wide)).to(query.dtype), key, None, 1.0)

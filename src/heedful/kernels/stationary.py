@@ -53,18 +53,18 @@ class Gaussian(_Distance):
     def _inverse_square(self, query: Tensor) -> Parameter:
         if self.bandwidth is None:
             return float(query.shape[-1]) ** -0.5
-        return per_head(self.bandwidth) ** -2
+        return per_head(self.bandwidth, query) ** -2
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         return -0.5 * squared_distance(query, key) * self._inverse_square(query)
 
     def fold(self, query: Tensor, key: Tensor) -> Folded:
-        precision = self._inverse_square(query)
-        wide = key.dtype if key.dtype == torch.float64 else torch.float32
-        column = -0.5 * key.to(wide).square().sum(-1)  # [..., K]
+        wide_key = key if key.dtype == torch.float64 else key.float()
+        precision = self._inverse_square(wide_key)
+        column = -0.5 * wide_key.square().sum(-1)  # [..., K]
         if isinstance(precision, Tensor):
             moved = (query * precision).to(query.dtype)
-            return Folded(moved, key, column * precision.flatten()[:, None].to(wide), 1.0)
+            return Folded(moved, key, column * precision.flatten()[:, None], 1.0)
         return Folded(query, key, column * precision, precision)
 
 
@@ -84,5 +84,5 @@ class Laplace(_Distance):
         squares = squared_distance(query.double(), key.double())
         apart = squares > 0
         distance = squares.masked_fill(~apart, 1.0).sqrt().masked_fill(~apart, 0.0).to(query.dtype)
-        bandwidth = query.shape[-1] ** 0.5 if self.bandwidth is None else per_head(self.bandwidth)
+        bandwidth = query.shape[-1] ** 0.5 if self.bandwidth is None else per_head(self.bandwidth, query)
         return -distance / bandwidth

@@ -16,6 +16,8 @@ from heedful.ops._request import Cost, Implementation, Request
 def run(request: Request) -> Tensor:
     if request.kernel.tensors():
         request = request.expanded()
+    if request.query.dtype != request.key.dtype:
+        request = request._replace(query=request.query.to(request.key.dtype))
     folded = request.kernel.fold(request.query, request.key)
     assert folded is not None
     query, key, value = folded.query, folded.key, request.value

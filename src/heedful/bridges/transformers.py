@@ -1,0 +1,336 @@
+"""Hugging Face models with a heedful kernel in place of their attention.
+
+One call reaches every model whose attention goes through transformers' attention interface. It registers an attention
+function together with a mask function, so padding, packing, sliding windows and caches mean what they meant before.
+
+>>> from transformers import BertConfig, BertModel
+>>> from heedful import Gaussian
+>>> from heedful.bridges.transformers import restore, use, used
+>>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
+>>> model = use(BertModel(config).eval(), Gaussian(2.0))
+>>> used(model)
+Gaussian(bandwidth=2.0, normalize=True)
+>>> used(restore(model)) is None
+True
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from inspect import unwrap
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from heedful._attend import attend
+from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+from heedful.kernels import Kernel, Softmax
+from heedful.ops import IMPLEMENTATIONS
+
+__all__ = ["restore", "use", "used"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+# Two names: models that support SDPA may leave a plain causal mask out and say `is_causal`; the others always build it.
+NAME, COMPLETE = "heedful", "heedful_complete"
+
+# Arguments of attention functions that change what is computed, and that a kernel has no place for.
+FOREIGN = ("softcap", "s_aux", "sinks", "indices", "block_indices", "block_table", "cache", "head_mask")
+
+
+def use(
+    model: Model, kernel: Kernel | None = None, *, impl: str = "auto", layers: Sequence[int] | None = None
+) -> Model:
+    r"""Puts a kernel into a Hugging Face model: its attention becomes :math:`y_i = \sum_j \kappa(q_i, k_j)\, v_j`.
+
+    Args:
+        model: a `PreTrainedModel` whose attention goes through the attention interface; changed in place.
+        kernel: `Softmax()` by default. A `scale` it leaves open is the model's own scaling. Its tensors become parameters
+            (those that require grad) or buffers of `model.heedful_kernel`, so they are trained, moved and saved with it.
+        impl: as in `attend`.
+        layers: the layers to change, counted by the first number in a module's name; the others keep softmax attention.
+
+    Returns:
+        The same model. `restore` undoes the call; a second `use` replaces the first.
+
+    `output_attentions=True` returns the coefficients that combine the values (before dropout), at the price of writing
+    them out. A query that may attend to nothing, as a padded one, gives zeros where eager attention gives a mean.
+
+    >>> import torch
+    >>> from transformers import BertConfig, BertModel
+    >>> from heedful import Gaussian
+    >>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
+    >>> model = use(BertModel(config), Gaussian(torch.nn.Parameter(torch.ones(3))))
+    >>> [name for name, _ in model.named_parameters() if "heedful" in name]
+    ['heedful_kernel.bandwidth']
+    >>> model(torch.tensor([[5, 7, 11]])).last_hidden_state.shape
+    torch.Size([1, 3, 12])
+    """
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        raise MissingExtra("transformers", "hf") from None
+    kernel = Softmax() if kernel is None else kernel
+    if not isinstance(model, PreTrainedModel):
+        raise InvalidArgument(f"use: model must be a transformers PreTrainedModel; got {type(model).__name__}")
+    if not isinstance(kernel, Kernel):
+        raise InvalidArgument(f"use: kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
+    if impl != "auto" and impl not in IMPLEMENTATIONS:
+        raise InvalidArgument(f"use: impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
+    chosen = _chosen(model, layers)
+    held = _Held(kernel, impl)
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    own = {id(config) for part in _holding(model) for config, _ in part.heedful_kernel.formerly}
+    configs = list(_configs(parts))
+    for config in configs:
+        if config._attn_implementation_internal in (NAME, COMPLETE) and id(config) not in own:
+            raise Unsupported(
+                f"the {type(config).__name__} of this {type(model).__name__} belongs to a model that uses a heedful kernel "
+                "already; restore that model first, or give this one a copy of the config"
+            )
+    restore(model)
+    _register()
+    held.formerly = [(config, config._attn_implementation_internal) for config in configs]
+    for config in configs:
+        config._attn_implementation_internal = NAME if all(part._supports_sdpa for part in parts) else COMPLETE
+    for module in chosen:
+        # Not as an attribute: torch would list the kernel's parameters once per layer.
+        module.__dict__["_heedful"] = held
+    model.heedful_kernel = held
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undoes `use`: every config and module as it was before, whatever number of times `use` was called.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
+    >>> model = BertModel(config)
+    >>> before = model.config._attn_implementation
+    >>> restore(use(model)).config._attn_implementation == before
+    True
+    """
+    for part in _holding(model):
+        held = part.heedful_kernel
+        for config, implementation in held.formerly:
+            config._attn_implementation_internal = implementation
+        for module in part.modules():
+            if module.__dict__.get("_heedful") is held:
+                del module.__dict__["_heedful"]
+        del part.heedful_kernel
+    return model
+
+
+def used(model: nn.Module) -> Kernel | None:
+    """The kernel this model attends with, its tensors as training has left them; None where `use` was not called on it.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from heedful import Sigmoid
+    >>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
+    >>> used(use(BertModel(config), Sigmoid(bias=-1.0)))
+    Sigmoid(bias=-1.0)
+    """
+    held = getattr(model, "heedful_kernel", None)
+    if not isinstance(held, _Held):
+        return None
+    # set_attn_implementation called after `use` takes the kernel out of use.
+    acts = all(config._attn_implementation_internal in (NAME, COMPLETE) for config, _ in held.formerly)
+    return held.kernel if acts else None
+
+
+class _Held(nn.Module):
+    """A kernel whose tensors are parameters and buffers, and what `restore` needs."""
+
+    def __init__(self, kernel: Kernel, impl: str) -> None:
+        super().__init__()
+        self.impl = impl
+        self.formerly: list[tuple[Any, str | None]] = []
+        self._slots = {name: name.replace(".", "_") for name in kernel.tensors()}
+        self._open_scales = list(_open_scales(kernel))
+        for name, tensor in kernel.tensors().items():
+            if not tensor.is_leaf:
+                raise InvalidArgument(
+                    f"the kernel's {name} is computed from other tensors, whose graph lasts one backward; "
+                    "give a torch.nn.Parameter or a tensor of its own"
+                )
+            if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+                tensor = nn.Parameter(tensor)
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(self._slots[name], tensor)
+            else:
+                self.register_buffer(self._slots[name], tensor)
+        self._form = kernel.with_tensors({name: t.detach().to("meta") for name, t in kernel.tensors().items()})
+
+    @property
+    def kernel(self) -> Kernel:
+        return self._form.with_tensors({name: getattr(self, slot) for name, slot in self._slots.items()})
+
+    def at(self, device: torch.device, scaling: float | None) -> Kernel:
+        """The kernel with its tensors on this device, and the module's scaling where its own is open."""
+        parameters: dict[str, Any] = {name: getattr(self, slot).to(device) for name, slot in self._slots.items()}
+        if scaling is not None:
+            parameters |= dict.fromkeys(self._open_scales, scaling)
+        return self._form.with_tensors(parameters)
+
+    def extra_repr(self) -> str:
+        return f"{self.kernel!r}, impl={self.impl!r}"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # A model unpickled in another process looks its attention up by name.
+        _register()
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(COMPLETE, _attention_complete)
+    AttentionMaskInterface.register(COMPLETE, _complete_mask)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [B, H, Q, D]
+    key: Tensor,  # [B, G, K, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """An attention function of transformers: `[B, Q, H, E]`, and the coefficients where they are asked for."""
+    _refuse_foreign(module, attention_mask, kwargs)
+    held = module.__dict__.get("_heedful")
+    kernel, impl = (Softmax(scale=scaling), "auto") if held is None else (held.at(query.device, scaling), held.impl)
+    # As for SDPA: without a mask a module says itself whether it is causal, and a single query is the last one.
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(causal) and attention_mask is None and query.shape[-2] > 1
+    mask = _joined(attention_mask, position_bias)
+    rate = dropout if module.training else 0.0
+    output = attend(query, key, value, mask, rate, causal, enable_gqa=True, kernel=kernel, impl=impl)
+    weights = None
+    if _asks_for_weights(module, kwargs):
+        weights = attend.coefficients(query, key, mask, causal, enable_gqa=True, kernel=kernel)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def _attention_complete(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """For models written for eager attention, where no mask means that every query sees every key."""
+    return _attention(*args, **{**kwargs, "is_causal": False})
+
+
+def _complete_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    from transformers.masking_utils import sdpa_mask
+
+    return cast("Tensor | None", sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False}))
+
+
+def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """One mask for `attend`: booleans, or floats with the lowest one where a key is hidden."""
+    if mask is not None and mask.is_floating_point():
+        # A position bias that a model added to the lowest float moves it a little, and hidden must stay hidden.
+        lowest = torch.finfo(mask.dtype).min
+        hidden = mask <= lowest / 2
+        return (mask if bias is None else mask + bias).masked_fill(hidden, lowest)
+    if mask is None or bias is None:
+        return bias if mask is None else mask
+    return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+
+
+def _refuse_foreign(module: nn.Module, mask: Tensor | None, given: dict[str, Any]) -> None:
+    named = [name for name in FOREIGN if given.get(name) is not None]
+    packed = given.get("cu_seq_lens_q")
+    if mask is None and packed is not None and packed.numel() > 2:
+        # Only flash attention reads these; elsewhere packed sequences show in the mask, made from position_ids.
+        named.append("cu_seq_lens_q")
+    if named:
+        raise Unsupported(
+            f"{type(module).__name__} passes {', '.join(named)} to its attention, which heedful's attend cannot honour; "
+            "call heedful.bridges.transformers.restore(model), or use a model without it"
+        )
+
+
+def _asks_for_weights(module: nn.Module, given: dict[str, Any]) -> bool:
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        collected = None
+    else:
+        collected = _active_collector.get()
+    asked = given.get("output_attentions")
+    if asked is None and collected is None:
+        return bool(getattr(getattr(module, "config", None), "output_attentions", False))
+    return bool(asked) or any("attentions" in key for key in collected or ())
+
+
+def _chosen(model: Any, layers: Sequence[int] | None) -> list[nn.Module]:
+    """The modules that call the attention interface, in these layers; refuses attention computed any other way."""
+    name_of_model = type(model).__name__
+    why = "; heedful reaches attention that goes through transformers' AttentionInterface only"
+    for part in model.modules():
+        if hasattr(part, "_can_set_attn_implementation") and not part._can_set_attn_implementation():
+            raise Unsupported(f"{type(part).__name__} computes its attention by itself{why}")
+    calling = {name: module for name, module in model.named_modules() if _calls_interface(type(module))}
+    if not calling:
+        raise Unsupported(f"{name_of_model} has no attention that can be replaced{why}")
+    known = {number for number in map(_layer, calling) if number is not None}
+    if layers is not None and not set(layers) <= known:
+        raise InvalidArgument(f"layers must be among {sorted(known)} of this {name_of_model}; got {list(layers)}")
+    own = {
+        type(module).__name__
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__
+        and (layers is None or _layer(name) in layers)
+        and not any(_calls_interface(type(inner)) for inner in module.modules())
+    }
+    if own:
+        raise Unsupported(
+            f"{name_of_model} computes part of its attention by itself, in {', '.join(sorted(own))}{why}. "
+            "layers=[...] changes those layers alone that have none of it"
+        )
+    return [module for name, module in calling.items() if layers is None or _layer(name) in layers]
+
+
+def _calls_interface(cls: type[nn.Module]) -> bool:
+    code = getattr(unwrap(cls.forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _layer(name: str) -> int | None:
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return int(number[1]) if number else None
+
+
+def _holding(model: nn.Module) -> list[Any]:
+    """The parts of a model that hold a kernel, inner ones first."""
+    return [part for part in reversed(list(model.modules())) if isinstance(part._modules.get("heedful_kernel"), _Held)]
+
+
+def _configs(parts: Sequence[Any]) -> Iterator[Any]:
+    """Every config that these models read, each once."""
+    seen: set[int] = set()
+    waiting = [module.config for part in parts for module in part.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in seen and hasattr(config, "_attn_implementation_internal"):
+            seen.add(id(config))
+            waiting += [getattr(config, name, None) for name in config.sub_configs]
+            yield config
+
+
+def _open_scales(kernel: Kernel) -> Iterator[str]:
+    """The dotted names of scales that are left to the caller."""
+    for field in fields(kernel):  # type: ignore[arg-type]
+        value = getattr(kernel, field.name)
+        if isinstance(value, Kernel):
+            yield from (f"{field.name}.{inner}" for inner in _open_scales(value))
+        elif field.name == "scale" and value is None:
+            yield field.name

@@ -1,0 +1,275 @@
+"""What the heads of a model look at, in a few numbers each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from heedful._errors import InvalidArgument, MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "summarize"]
+
+# Rows of 16-bit weights sum to one within this.
+ROUNDING = 2e-2
+
+# A head is said to look at something when that takes this share of its attention, ...
+PRONOUNCED = 0.5
+
+# ... and to be broad from this share of the highest possible entropy.
+BROAD = 0.9
+
+
+@dataclass(frozen=True)
+class TokenPair:
+    """One token attending to another."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    query_token: str
+    key_token: str
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.query_token} -> {self.key_token}"
+
+
+@dataclass(frozen=True)
+class HeadSummary:
+    """One head, averaged over the queries of one sentence; the fields are defined in `summarize`."""
+
+    layer: int
+    head: int
+    entropy: float
+    normalized_entropy: float
+    distance: float
+    first: float
+    special: float
+    itself: float
+    previous: float
+    next: float
+    strongest: TokenPair | None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What attention can be spent on, in words, with the share that goes there."""
+        return {
+            "previous token": self.previous,
+            "next token": self.next,
+            "itself": self.itself,
+            "first token": self.first,
+            "special tokens": self.special,
+        }
+
+    @property
+    def focus(self) -> str:
+        """What the head looks at, in a word: the largest share from one half on, else `broad` or `mixed`."""
+        if self.normalized_entropy >= BROAD:
+            return "broad"
+        word, share = max(self.shares.items(), key=lambda item: item[1])
+        return word if share >= PRONOUNCED else "mixed"
+
+    @property
+    def focus_share(self) -> float:
+        """How pronounced the focus is: the share of attention, or of the highest entropy for `broad`; 0 for `mixed`."""
+        return {**self.shares, "broad": self.normalized_entropy, "mixed": 0.0}[self.focus]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"focus": self.focus}
+
+
+@dataclass(frozen=True)
+class AttentionSummary:
+    """Every head of every layer, on one sentence."""
+
+    tokens: tuple[str, ...]
+    layers: tuple[tuple[HeadSummary, ...], ...]
+
+    def mean(self, layer: int, name: str) -> float:
+        """The mean of a field of `HeadSummary` over the heads of a layer."""
+        heads = self.layers[layer]
+        return sum(getattr(head, name) for head in heads) / len(heads)
+
+    def pairs(self, count: int = 5) -> tuple[TokenPair, ...]:
+        """The strongest pairs of tokens over all heads, each pair once, by falling weight."""
+        found = (head.strongest for heads in self.layers for head in heads)
+        by_weight = sorted((pair for pair in found if pair is not None), key=lambda pair: -pair.weight)
+        best: dict[tuple[int, int], TokenPair] = {}
+        for pair in by_weight:
+            best.setdefault((pair.query, pair.key), pair)
+        return tuple(best.values())[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        layers = [{"layer": at, "heads": [head.to_dict() for head in heads]} for at, heads in enumerate(self.layers)]
+        return {"tokens": list(self.tokens), "layers": layers}
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draws normalised entropy as a heat map, layers down and heads across."""
+        try:
+            from matplotlib import pyplot
+            from matplotlib.ticker import MaxNLocator
+        except ImportError:
+            raise MissingExtra("matplotlib", "plot") from None
+        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        width = max(len(heads) for heads in self.layers)
+        grid = [
+            [head.normalized_entropy for head in heads] + [float("nan")] * (width - len(heads)) for heads in self.layers
+        ]
+        image = ax.imshow(grid, vmin=0.0, vmax=1.0, cmap="viridis", aspect="auto")
+        ax.set(xlabel="head", ylabel="layer", title="How spread out each head's attention is")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        ax.figure.colorbar(image, ax=ax, label="entropy / log(visible keys)")
+        return ax
+
+    def __str__(self) -> str:
+        lines = ["layer     entropy  distance  what its heads look at: head (share), ..."]
+        for at in range(len(self.layers)):
+            entropy, share = self.mean(at, "entropy"), self.mean(at, "normalized_entropy")
+            first, *more = self._foci(at)
+            lines.append(f"{at:>5}  {entropy:>5.2f} {share:>4.0%}  {self.mean(at, 'distance'):>8.1f}  {first}")
+            lines += [" " * 29 + one for one in more]
+        lines.append("Entropy in nats and in percent of the highest possible; distance in tokens.")
+        return "\n".join(lines)
+
+    def _foci(self, layer: int) -> list[str]:
+        """A line for each thing that heads of this layer look at, with the two most pronounced heads."""
+        lines = []
+        heads = sorted(self.layers[layer], key=lambda head: -head.focus_share)
+        for word in dict.fromkeys(head.focus for head in heads):
+            same = [head for head in heads if head.focus == word]
+            told = [f"{head.head} ({head.focus_share:.2f})" for head in same[:2]]
+            told += [f"{len(same) - 2} more"] if len(same) > 2 else []
+            if word == "mixed":
+                told = [f"{len(same)} head{'s' if len(same) > 1 else ''}"]
+            lines.append(f"{word}: {', '.join(told)}")
+        return lines
+
+
+def summarize(
+    weights: Sequence[Tensor],
+    tokens: Sequence[str],
+    *,
+    special: Sequence[bool] | None = None,
+    visible: Tensor | None = None,
+) -> AttentionSummary:
+    r"""Sums up attention weights :math:`a_{ij}` (query i, key j, rows summing to one) head by head.
+
+    With :math:`V_i` the keys that query i may see, and means over the queries i of a head:
+
+    - `entropy`: :math:`H_i = -\sum_j a_{ij} \log a_{ij}`, in nats;
+    - `normalized_entropy`: :math:`H_i / \log |V_i|`, over queries that see two keys or more; 0 where none does;
+    - `distance`: :math:`\sum_j a_{ij} |i - j|`, in tokens;
+    - `first`: :math:`a_{i0}`; `special`: :math:`\sum_{j \in S} a_{ij}` over the special tokens S; `itself`: :math:`a_{ii}`;
+    - `previous`, `next`: :math:`a_{i,i-1}` and :math:`a_{i,i+1}`, over queries that have such a neighbour;
+    - `strongest`: the largest :math:`a_{ij}` with :math:`i \neq j` and neither token special; None where all are zero.
+
+    Args:
+        weights: one tensor `[heads, tokens, tokens]` per layer. A row of zeros, a query that attends to nothing, is left out.
+        tokens: the tokens, as they shall be printed.
+        special: True for `[CLS]`, `[SEP]`, `<s>` and the like; none by default.
+        visible: boolean `[tokens, tokens]`, True where query i may see key j. By default the keys that any head of the
+            layer gives weight to, which is what a causal or windowed mask leaves.
+
+    >>> import torch
+    >>> even, ahead = torch.full((4, 4), 0.25), torch.eye(4).roll(1, dims=1)
+    >>> summary = summarize([torch.stack((even, ahead))], ["the", "cat", "sat", "."])
+    >>> [head.focus for head in summary.layers[0]]
+    ['broad', 'next token']
+    >>> round(summary.layers[0][0].entropy, 4)  # log 4
+    1.3863
+    >>> print(summary.layers[0][1].strongest)
+    the -> cat
+    """
+    n = len(tokens)
+    special = [False] * n if special is None else list(special)
+    if n == 0:
+        raise InvalidArgument("tokens must not be empty; give the tokens that the weights belong to")
+    if len(special) != n:
+        raise InvalidArgument(f"special must say True or False for each of the {n} tokens; got {len(special)} entries")
+    if visible is not None and (visible.dtype != torch.bool or visible.shape != (n, n)):
+        raise InvalidArgument(
+            f"visible must be boolean of shape ({n}, {n}); got {visible.dtype} {tuple(visible.shape)}"
+        )
+    if len(weights) == 0:
+        raise InvalidArgument("weights must hold one tensor per layer; got none")
+    layers = (_layer(_checked(layer, at, n), at, tokens, special, visible) for at, layer in enumerate(weights))
+    return AttentionSummary(tuple(tokens), tuple(layers))
+
+
+def _checked(weights: Tensor, layer: int, n: int) -> Tensor:
+    """The weights in float64, rows summing to one or zero."""
+    if not isinstance(weights, Tensor) or weights.dim() != 3 or weights.shape[1:] != (n, n) or weights.shape[0] == 0:
+        got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise InvalidArgument(
+            f"weights of layer {layer} must have shape (heads, tokens, tokens) = (heads, {n}, {n}); got {got}. "
+            "Take one sentence of a batch: attentions[layer][0]"
+        )
+    a = weights.detach().to("cpu", torch.float64)
+    total = a.sum(dim=-1, keepdim=True)
+    wrong = ~a.isfinite().all(-1) | (a < 0).any(-1) | ((total - 1).abs() > ROUNDING).squeeze(-1) & (a != 0).any(-1)
+    if wrong.any():
+        head, query = (int(i) for i in wrong.nonzero()[0])
+        raise InvalidArgument(
+            f"weights of layer {layer}, head {head}, query {query} are no distribution over keys: they sum to "
+            f"{float(total[head, query]):.4g}, the lowest is {float(a[head, query].min()):.4g}. "
+            "Give weights after the softmax; divide those of a kernel that is not normalised by their sum"
+        )
+    return a / total.clamp_min(torch.finfo(a.dtype).tiny)
+
+
+def _layer(
+    a: Tensor, layer: int, tokens: Sequence[str], special: Sequence[bool], visible: Tensor | None
+) -> tuple[HeadSummary, ...]:
+    n = a.shape[-1]
+    at = torch.arange(n)
+    live = (a != 0).any(dim=-1)  # [H, Q]
+    seen = (a > 0).any(dim=0) if visible is None else visible.cpu()
+    if (a * ~seen).any():
+        raise InvalidArgument(
+            f"layer {layer} gives weight to keys that visible hides; give the mask the model ran with"
+        )
+    choices = seen.sum(dim=-1)
+    entropy = torch.special.entr(a).sum(dim=-1)
+    previous, following = a.new_zeros(2, *a.shape[:-1])
+    previous[:, 1:] = a.diagonal(-1, -2, -1)
+    following[:, :-1] = a.diagonal(1, -2, -1)
+    measured = {
+        "entropy": _mean(entropy, live),
+        "normalized_entropy": _mean(entropy / choices.clamp_min(2).log(), live & (choices > 1)),
+        "distance": _mean((a * (at[:, None] - at).abs()).sum(dim=-1), live),
+        "first": _mean(a[..., 0], live),
+        "special": _mean(a[..., torch.tensor(special, dtype=torch.bool)].sum(dim=-1), live),
+        "itself": _mean(a.diagonal(0, -2, -1), live),
+        "previous": _mean(previous, live & (at > 0)),
+        "next": _mean(following, live & (at < n - 1)),
+    }
+    strongest = _strongest(a, layer, tokens, special)
+    return tuple(
+        HeadSummary(layer, head, **{name: float(value[head]) for name, value in measured.items()}, strongest=pair)
+        for head, pair in enumerate(strongest)
+    )
+
+
+def _mean(value: Tensor, where: Tensor) -> Tensor:
+    """The mean of `[H, Q]` over the queries that count; zero where none does."""
+    return (value * where).sum(dim=-1) / where.sum(dim=-1).clamp_min(1)
+
+
+def _strongest(a: Tensor, layer: int, tokens: Sequence[str], special: Sequence[bool]) -> list[TokenPair | None]:
+    plain = ~torch.tensor(special, dtype=torch.bool)
+    candidates = a * (plain[:, None] & plain) * ~torch.eye(len(tokens), dtype=torch.bool)
+    pairs: list[TokenPair | None] = []
+    for head, flat in enumerate(candidates.flatten(1)):
+        query, key = divmod(int(flat.argmax()), len(tokens))
+        weight = float(flat.max())
+        pairs.append(TokenPair(layer, head, query, key, tokens[query], tokens[key], weight) if weight > 0 else None)
+    return pairs

@@ -1,0 +1,188 @@
+"""One suite for every kernel, implementation and kind of request: what is listed here is tested by being listed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful import (
+    Cosine,
+    FeatureMap,
+    Gaussian,
+    HigherOrder,
+    Kernel,
+    Laplace,
+    Polynomial,
+    Relu,
+    ReluSquared,
+    Sigmoid,
+    Softmax,
+    attend,
+    masks,
+)
+from heedful.ops import IMPLEMENTATIONS
+
+HEADS = 3
+
+
+class Cauchy(Kernel):
+    """A user's own kernel: one method."""
+
+    width: float = 1.5
+
+    def coefficients(self, query: Tensor, key: Tensor) -> Tensor:
+        squares = query.square().sum(-1)[..., :, None] + key.square().sum(-1)[..., None, :] - 2 * query @ key.mT
+        return 1 / (1 + squares / self.width**2)
+
+
+def per_head(low: float = 0.5) -> Tensor:
+    return torch.linspace(low, low + 1.0, HEADS, dtype=torch.float64).requires_grad_()
+
+
+def mix() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(7, 7, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "softmax": Softmax,
+    "softmax-per-head": lambda: Softmax(scale=per_head()),
+    "gaussian": lambda: Gaussian(1.5),
+    "gaussian-per-head": lambda: Gaussian(per_head(1.0)),
+    "gaussian-default": Gaussian,
+    "gaussian-raw": lambda: Gaussian(2.0, normalize=False),
+    "laplace": lambda: Laplace(per_head(1.0)),
+    "laplace-raw": lambda: Laplace(2.0, normalize=False),
+    "sigmoid": lambda: Sigmoid(scale=per_head(), bias=per_head(-1.0)),
+    "relu": Relu,
+    "relu-squared": lambda: ReluSquared(scale=0.7),
+    "cosine": Cosine,
+    "dot": lambda: Polynomial(1),
+    "polynomial-2": lambda: Polynomial(2, offset=per_head()),
+    "polynomial-3": lambda: Polynomial(3, offset=1.0),
+    "elu": lambda: FeatureMap("elu"),
+    "relu-map": lambda: FeatureMap("relu"),
+    "cosine-map": lambda: FeatureMap("cosine"),
+    "random-map": lambda: FeatureMap("random", features_count=11),
+    "higher-order": lambda: HigherOrder(Softmax(), order=4),
+    "higher-order-mix": lambda: HigherOrder(Sigmoid(), order=6, mix=mix()),
+    "product": lambda: Softmax() * Gaussian(per_head(1.0)),
+    "gated": lambda: Softmax() * Sigmoid(),
+    "sum": lambda: 0.5 * Gaussian(1.5) + Relu(),
+    "normalized": lambda: ReluSquared().normalized(),
+    "averaged": lambda: Polynomial(1).averaged(),
+    "own": Cauchy,
+    "own-normalized": lambda: Cauchy(2.0).normalized(),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs in float64, and the arguments of `attend` that go with them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def to(self, dtype: torch.dtype) -> Case:
+        """The same request in another dtype, its tensors new leaves that ask for gradients."""
+        moved = {
+            name: x.to(dtype).requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in self.arguments.items()
+        }
+        query, key, value = (x.detach().to(dtype).requires_grad_() for x in (self.query, self.key, self.value))
+        return Case(query, key, value, moved)
+
+
+def inputs(queries: int = 19, keys: int = 19, key_heads: int = HEADS) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(2, HEADS, queries, 7), (2, key_heads, keys, 7), (2, key_heads, keys, 5)]
+    query, key, value = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return query, key, value
+
+
+def boolean(queries: int, keys: int, empty: bool = False) -> Tensor:
+    keep = torch.rand(2, 1, queries, keys, generator=torch.Generator().manual_seed(3)) > 0.4
+    keep[..., 0] = True
+    if empty:
+        keep[0, :, 4] = False
+        keep[1, :, -1] = False
+    return keep
+
+
+def additive() -> Tensor:
+    bias = torch.randn(2, HEADS, 19, 23, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    return bias.masked_fill(~boolean(19, 23, empty=True), -math.inf)
+
+
+def not_a_number() -> Case:
+    """Padded keys and values that are NaN, and a later key that only later queries may see."""
+    query, key, value = inputs()
+    key[1, :, 15:], value[1, :, 15:] = torch.nan, torch.inf
+    return Case(query, key, value, {"attn_mask": masks.padding([19, 15]), "is_causal": True})
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "plain": lambda: Case(*inputs()),
+    "cross": lambda: Case(*inputs(19, 23)),
+    "one": lambda: Case(*inputs(1, 1)),
+    "one-query": lambda: Case(*inputs(1, 23)),
+    "causal": lambda: Case(*inputs(), {"is_causal": True}),
+    "causal-cross": lambda: Case(*inputs(23, 19), {"is_causal": True}),
+    "lower-right": lambda: Case(*inputs(19, 23), {"attn_mask": masks.lower_right}),
+    "boolean": lambda: Case(*inputs(19, 23), {"attn_mask": boolean(19, 23)}),
+    "boolean-causal": lambda: Case(*inputs(), {"attn_mask": boolean(19, 19), "is_causal": True}),
+    "additive": lambda: Case(*inputs(19, 23), {"attn_mask": additive()}),
+    "column": lambda: Case(*inputs(19, 23), {"attn_mask": additive()[:, :1, :1]}),
+    "padding": lambda: Case(*inputs(19, 23), {"attn_mask": masks.padding([23, 11])}),
+    "padding-causal": lambda: Case(*inputs(), {"attn_mask": masks.padding([19, 7]), "is_causal": True}),
+    "window": lambda: Case(*inputs(), {"attn_mask": masks.window(3, 1) & ~masks.padding([2, 0])}),
+    "document": lambda: Case(*inputs(), {"attn_mask": masks.document(torch.arange(19) // 5)}),
+    "empty": lambda: Case(*inputs(19, 23), {"attn_mask": boolean(19, 23, empty=True)}),
+    "all-hidden": lambda: Case(*inputs(19, 23), {"attn_mask": masks.padding([23, 0])}),
+    "shared-heads": lambda: Case(*inputs(19, 23, 1), {"enable_gqa": True}),
+    "shared-heads-causal": lambda: Case(*inputs(19, 19, 1), {"enable_gqa": True, "is_causal": True}),
+    "nan-under-mask": not_a_number,
+}
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+# A parameter's gradient sums, with cancellation, gradients that fused attention hands back rounded to 8 bits.
+PARAMETER_TOLERANCE = TOLERANCE | {torch.bfloat16: 1e-1}
+
+
+def accepted() -> Iterator[tuple[str, str, str]]:
+    """(kernel, implementation, case) for everything that some implementation says it can do."""
+    for kernel_name, make in KERNELS.items():
+        for case_name, case in CASES.items():
+            request = case()
+            plan = attend.plan(request.query, request.key, request.value, kernel=make(), **request.arguments)
+            for considered in plan.considered:
+                if considered.refusal is None:
+                    yield kernel_name, considered.name, case_name
+
+
+def results(case: Case, kernel: Kernel, impl: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, and the gradient of a fixed linear functional of it with respect to everything that asks for one."""
+    out = attend(case.query, case.key, case.value, kernel=kernel, impl=impl, **case.arguments)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(out.dtype)
+    asked = {"query": case.query, "key": case.key, "value": case.value, **kernel.tensors()}
+    asked |= {name: x for name, x in case.arguments.items() if isinstance(x, Tensor)}
+    asked = {name: x for name, x in asked.items() if x.requires_grad}
+    gradients = torch.autograd.grad((out * weight).sum(), list(asked.values()), allow_unused=True)
+    zeros = (torch.zeros_like(x) if g is None else g for g, x in zip(gradients, asked.values(), strict=True))
+    return out.detach(), dict(zip(asked, zeros, strict=True))
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """In norm; inputs are of unit scale, and so is the floor that serves where the wanted value is zero."""
+    found, wanted = found.double(), wanted.double()
+    return float((found - wanted).norm() / wanted.norm().clamp_min(1.0))
+
+
+assert set(IMPLEMENTATIONS) == {"sdpa", "linear", "triton", "stream", "reference"}, "list new implementations here"

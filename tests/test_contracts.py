@@ -1,0 +1,54 @@
+"""Every kernel x every implementation that accepts it x every kind of request, against the float64 reference."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from contracts import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, relative_error, results
+
+from heedful.ops import linear, stream
+
+ACCEPTED = list(accepted())
+NUMBER_OF_CASES = 4056
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Sizes so small that every case crosses several blocks, chunks and groups of heads."""
+    monkeypatch.setattr(stream, "BLOCK", {"cpu": 7 * 19})
+    monkeypatch.setattr(stream, "LEAST_ROWS", 5)
+    monkeypatch.setattr(linear, "CHUNK", 5)
+
+
+@lru_cache(maxsize=None)
+def reference(kernel_name, case_name, dtype):
+    """In float64, on inputs rounded to `dtype`: what is left is the error of the implementation."""
+    case = CASES[case_name]().to(dtype).to(torch.float64)
+    if case_name == "nan-under-mask":
+        # What the mask hides is replaced by ordinary numbers: the result must not depend on it.
+        with torch.no_grad():
+            case.key[1, :, 15:], case.value[1, :, 15:] = 1.0, 2.0
+    return results(case, KERNELS[kernel_name](), "reference")
+
+
+def test_the_suite_is_complete():
+    assert len(ACCEPTED) * len(TOLERANCE) == NUMBER_OF_CASES
+    assert {kernel for kernel, _, _ in ACCEPTED} == set(KERNELS)
+    assert {case for _, _, case in ACCEPTED} == set(CASES)
+    # Every kernel has at least the two implementations that take any kernel, for every case.
+    assert {(k, i, c) for k in KERNELS for i in ("reference", "stream") for c in CASES} <= set(ACCEPTED)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("kernel_name", "impl", "case_name"), ACCEPTED, ids=[" ".join(one) for one in ACCEPTED])
+def test_values_and_gradients(kernel_name, impl, case_name, dtype):
+    out, gradients = results(CASES[case_name]().to(dtype), KERNELS[kernel_name](), impl)
+    wanted, wanted_gradients = reference(kernel_name, case_name, dtype)
+    assert out.dtype == dtype
+    assert torch.isfinite(out).all()
+    assert relative_error(out, wanted) < TOLERANCE[dtype]
+    assert gradients.keys() == wanted_gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.isfinite(gradient).all(), name
+        bound = TOLERANCE if name in ("query", "key", "value") else PARAMETER_TOLERANCE
+        assert relative_error(gradient, wanted_gradients[name]) < bound[dtype], name
