@@ -65,7 +65,7 @@ def looped(formula, normalised, query, key, keep):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("kernel", "formula", "normalised"), FORMULAS, ids=lambda x: repr(x)[:40])
+@pytest.mark.parametrize(("kernel", "formula", "normalised"), FORMULAS, ids=[repr(k) for k, _, _ in FORMULAS])
 def test_coefficients_are_the_formula(kernel, formula, normalised):
     query, key, value = (x[0, 0] for x in inputs(11, 13))
     keep = torch.rand(11, 13) > 0.3

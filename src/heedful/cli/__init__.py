@@ -35,7 +35,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="heedful")
     except (HeedfulError, OSError) as error:
         print("heedful:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)

