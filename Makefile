@@ -12,15 +12,15 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.cpu
 
 docs: $(READY)
-	$(BIN)/python -m docs.build
+	$(BIN)/python docs/build.py
 
 clean:
 	rm -rf .venv docs/_build
@@ -28,5 +28,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,demo,plot,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,demo,plot,docs,dev]"
 	touch $(READY)

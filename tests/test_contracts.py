@@ -1,11 +1,11 @@
 """Every kernel x every implementation that accepts it x every kind of request, against the float64 reference."""
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
-from contracts import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, relative_error, results
 
+from contracts import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, relative_error, results
 from heedful.ops import linear, stream
 
 ACCEPTED = list(accepted())
@@ -20,7 +20,7 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 5)
 
 
-@lru_cache(maxsize=None)
+@cache
 def reference(kernel_name, case_name, dtype):
     """In float64, on inputs rounded to `dtype`: what is left is the error of the implementation."""
     case = CASES[case_name]().to(dtype).to(torch.float64)

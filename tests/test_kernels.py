@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from contracts import KERNELS, Cauchy, inputs
 
 import heedful
+from contracts import KERNELS, Cauchy, inputs
 from heedful import (
     Cosine,
     FeatureMap,

@@ -17,12 +17,12 @@ WANTED = {
     "window": (masks.window(2, 5), (COLS >= ROWS - 2) & (COLS <= ROWS + 5)),
     "window-symmetric": (masks.window(3), (COLS - ROWS).abs() <= 3),
     "window-end": (masks.window(1, 0, align="end"), (COLS - ROWS - 4 <= 0) & (COLS - ROWS - 4 >= -1)),
-    "padding": (masks.padding(LENGTHS), COLS < LENGTHS[:, None, None, None]),
+    "padding": (masks.padding(LENGTHS), LENGTHS[:, None, None, None] > COLS),
     "keys": (masks.keys(COLS.expand(2, -1) % 3 == 0), (COLS % 3 == 0)),
     "document": (masks.document(IDS[:19], IDS), IDS[:19, None] == IDS),
     "dense": (masks.dense((ROWS + COLS) % 2 == 0), (ROWS + COLS) % 2 == 0),
     "and": (masks.causal & masks.window(4), (COLS <= ROWS) & (COLS >= ROWS - 4)),
-    "or": (masks.causal | masks.padding(LENGTHS), (COLS <= ROWS) | (COLS < LENGTHS[:, None, None, None])),
+    "or": (masks.causal | masks.padding(LENGTHS), (COLS <= ROWS) | (LENGTHS[:, None, None, None] > COLS)),
     "not": (~masks.causal, COLS > ROWS),
     "nested": (~(masks.window(2) | ~masks.causal), ((COLS - ROWS).abs() > 2) & (COLS <= ROWS)),
 }
@@ -117,8 +117,10 @@ def test_faces_agree():
         masks.from_transformers(added),
     ):
         assert torch.equal(back.dense(SHAPE).expand(SHAPE), full)
-    tokens = (COLS < LENGTHS[:, None]).long()
-    assert torch.equal(masks.from_transformers(tokens).dense(SHAPE).expand(SHAPE), masks.padding(LENGTHS).dense(SHAPE).expand(SHAPE))
+    tokens = (LENGTHS[:, None] > COLS).long()
+    assert torch.equal(
+        masks.from_transformers(tokens).dense(SHAPE).expand(SHAPE), masks.padding(LENGTHS).dense(SHAPE).expand(SHAPE)
+    )
     ignored = masks.from_multihead(key_padding_mask=tokens == 0, is_causal=True)
     assert torch.equal(ignored.dense(SHAPE).expand(SHAPE), full)
     assert masks.from_transformers(None) is None

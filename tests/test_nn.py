@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from contracts import KERNELS, Cauchy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts import KERNELS, Cauchy
 from heedful import (
     Cosine,
     FeatureMap,
@@ -242,9 +242,7 @@ def test_learned_coordinates_are_knowledge_too():
         x, z = torch.randn(2, 5, 8, **F64), torch.randn(4, 8, **F64)
         wanted = layer(x, z) @ turn
         assert float((layer(x @ turn, z @ turn) - wanted).norm() / wanted.norm()) > 1e-3
-        moved = {
-            name: turn.T @ p if name == "value_columns" else p @ turn for name, p in layer.named_parameters()
-        }
+        moved = {name: turn.T @ p if name == "value_columns" else p @ turn for name, p in layer.named_parameters()}
         turned = torch.func.functional_call(layer, moved, (x @ turn, z @ turn))
         torch.testing.assert_close(turned, wanted, rtol=1e-10, atol=1e-10)
 
@@ -263,9 +261,7 @@ def test_knowledge_attention_is_multihead_attention_in_block_form():
 @pytest.mark.parametrize("readout", ["x+z", "x|z", "x"])
 @pytest.mark.parametrize("coordinates", ["learned", "inputs", "knowledge"])
 def test_coefficients_give_the_output(readout, coordinates):
-    layer = KnowledgeAttention(
-        12, 3, knowledge=2, coordinates=coordinates, readout=readout, value="identity", **F64
-    )
+    layer = KnowledgeAttention(12, 3, knowledge=2, coordinates=coordinates, readout=readout, value="identity", **F64)
     x, z = torch.randn(2, 5, 12, **F64), torch.randn(2, 4, 12, **F64)
     call = {"is_causal": True, "z_padding_mask": torch.tensor([[False, False, True, True], [False] * 4])}
     a, b = layer.coefficients(x, z, **call)
@@ -380,7 +376,10 @@ Y = torch.zeros(2, 5, 12)
         (lambda: Attention(12, 0), "num_heads must be a positive integer; got 0"),
         (lambda: Attention(12, 6, num_kv_heads=4), "num_heads must be a multiple of num_kv_heads"),
         (lambda: Attention(12, 3, kernel="softmax"), "kernel must be a heedful kernel"),
-        (lambda: Attention(12, 3)(torch.zeros(2, 5, 11)), r"query must have shape \(batch, seq, 12\); got \(2, 5, 11\)"),
+        (
+            lambda: Attention(12, 3)(torch.zeros(2, 5, 11)),
+            r"query must have shape \(batch, seq, 12\); got \(2, 5, 11\)",
+        ),
         (
             lambda: Attention(12, 3)(Y, key_padding_mask=torch.zeros(2, 7, dtype=torch.bool)),
             r"key_padding_mask of shape \(2, 7\), expected \(batch, keys\) = \(2, 5\)",

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from contracts import KERNELS
 
+from contracts import KERNELS
 from heedful import CorruptModel, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax
 from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention
 
@@ -63,7 +63,7 @@ def test_a_base_class_loads_any_of_its_kind(tmp_path):
 
     Attention(12, 3).save_pretrained(tmp_path)
     assert isinstance(Module.from_pretrained(tmp_path), Attention)
-    with pytest.raises(InvalidArgument, match="holds a Attention, not a Block; call Attention.from_pretrained"):
+    with pytest.raises(InvalidArgument, match=r"holds a Attention, not a Block; call Attention.from_pretrained"):
         Block.from_pretrained(tmp_path)
 
 

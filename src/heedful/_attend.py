@@ -179,7 +179,7 @@ def attend(
     kernel: Kernel | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    r"""Combines values by a kernel of queries and keys: :math:`y_i = \sum_j \kappa(q_i, k_j)\, v_j`.
+    r"""Combines values by a kernel of queries and keys: $y_i = \sum_j \kappa(q_i, k_j)\, v_j$.
 
     The signature and the meaning of masks are those of `torch.nn.functional.scaled_dot_product_attention`.
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from heedful._attend import attend
 from heedful._errors import InvalidArgument, MissingExtra, Unsupported
 from heedful.kernels import Kernel, Softmax
+from heedful.nn import KernelParameters
 from heedful.ops import IMPLEMENTATIONS
 
 __all__ = ["restore", "use", "used"]
@@ -44,7 +45,7 @@ FOREIGN = ("softcap", "s_aux", "sinks", "indices", "block_indices", "block_table
 def use(
     model: Model, kernel: Kernel | None = None, *, impl: str = "auto", layers: Sequence[int] | None = None
 ) -> Model:
-    r"""Puts a kernel into a Hugging Face model: its attention becomes :math:`y_i = \sum_j \kappa(q_i, k_j)\, v_j`.
+    r"""Puts a kernel into a Hugging Face model: its attention becomes $y_i = \sum_j \kappa(q_i, k_j)\, v_j$.
 
     Args:
         model: a `PreTrainedModel` whose attention goes through the attention interface; changed in place.
@@ -141,42 +142,24 @@ def used(model: nn.Module) -> Kernel | None:
     return held.kernel if acts else None
 
 
-class _Held(nn.Module):
-    """A kernel whose tensors are parameters and buffers, and what `restore` needs."""
+class _Held(KernelParameters):
+    """The kernel of a model, and what `restore` needs."""
 
     def __init__(self, kernel: Kernel, impl: str) -> None:
-        super().__init__()
+        super().__init__(kernel)
         self.impl = impl
         self.formerly: list[tuple[Any, str | None]] = []
-        self._slots = {name: name.replace(".", "_") for name in kernel.tensors()}
-        self._open_scales = list(_open_scales(kernel))
-        for name, tensor in kernel.tensors().items():
-            if not tensor.is_leaf:
-                raise InvalidArgument(
-                    f"the kernel's {name} is computed from other tensors, whose graph lasts one backward; "
-                    "give a torch.nn.Parameter or a tensor of its own"
-                )
-            if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
-                tensor = nn.Parameter(tensor)
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(self._slots[name], tensor)
-            else:
-                self.register_buffer(self._slots[name], tensor)
-        self._form = kernel.with_tensors({name: t.detach().to("meta") for name, t in kernel.tensors().items()})
-
-    @property
-    def kernel(self) -> Kernel:
-        return self._form.with_tensors({name: getattr(self, slot) for name, slot in self._slots.items()})
+        self.open_scales = list(_open_scales(kernel))
 
     def at(self, device: torch.device, scaling: float | None) -> Kernel:
         """The kernel with its tensors on this device, and the module's scaling where its own is open."""
-        parameters: dict[str, Any] = {name: getattr(self, slot).to(device) for name, slot in self._slots.items()}
+        parameters: dict[str, Any] = {name: getattr(self, kept).to(device) for name, kept in self.names.items()}
         if scaling is not None:
-            parameters |= dict.fromkeys(self._open_scales, scaling)
-        return self._form.with_tensors(parameters)
+            parameters |= dict.fromkeys(self.open_scales, scaling)
+        return self.form.with_tensors(parameters)
 
     def extra_repr(self) -> str:
-        return f"{self.kernel!r}, impl={self.impl!r}"
+        return f"{super().extra_repr()}, impl={self.impl!r}"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -73,7 +73,7 @@ def _look(
 
     Reads this disk alone, never the network.
     """
-    from heedful.cli.look import look
+    from heedful.lens.report import look
 
     if model != DEMO and not Path(model).exists():
         raise InvalidArgument(

@@ -11,7 +11,7 @@ from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, de
 
 
 class Sigmoid(Kernel):
-    r"""Sigmoid attention: :math:`\kappa(q, k) = \sigma(s\, q \cdot k + b)`, rows not normalised.
+    r"""Sigmoid attention: $\kappa(q, k) = \sigma(s\, q \cdot k + b)$, rows not normalised.
 
     `scale` s (default 1/sqrt(head size)) and `bias` b are numbers or tensors per head. For n keys, b = -log n starts rows
     near unit sum (Ramapuram et al., 2024).
@@ -40,7 +40,7 @@ class Sigmoid(Kernel):
 
 
 class Relu(Kernel):
-    r"""Rectified attention: :math:`\kappa(q, k) = \max(0, s\, q \cdot k)`, rows not normalised."""
+    r"""Rectified attention: $\kappa(q, k) = \max(0, s\, q \cdot k)$, rows not normalised."""
 
     scale: Parameter | None = None
 
@@ -59,14 +59,14 @@ class Relu(Kernel):
 
 
 class ReluSquared(Relu):
-    r"""Squared rectified attention: :math:`\kappa(q, k) = \max(0, s\, q \cdot k)^2`, rows not normalised."""
+    r"""Squared rectified attention: $\kappa(q, k) = \max(0, s\, q \cdot k)^2$, rows not normalised."""
 
     def activation(self, score: Tensor) -> Tensor:
         return score.relu().square()
 
 
 class Cosine(Kernel):
-    r"""The cosine of the angle: :math:`\kappa(q, k) = q \cdot k / \|q\| \|k\|`, rows not normalised, zero for a zero vector.
+    r"""The cosine of the angle: $\kappa(q, k) = q \cdot k / \|q\| \|k\|$, rows not normalised, zero for a zero vector.
 
     It has a finite feature map, x / ||x||, so it also runs at linear cost.
     """
@@ -86,7 +86,7 @@ class Cosine(Kernel):
 
 
 class Polynomial(Kernel):
-    r"""Polynomial attention: :math:`\kappa(q, k) = (s\, q \cdot k + c)^p`, rows not normalised.
+    r"""Polynomial attention: $\kappa(q, k) = (s\, q \cdot k + c)^p$, rows not normalised.
 
     `degree` p is a positive integer, `offset` c and `scale` s (default 1/sqrt(head size)) are numbers or tensors per head.
     Degrees 1 and 2 have finite feature maps of size D + 1 and (D + 1)^2, so they also run at linear cost; degree 1 with

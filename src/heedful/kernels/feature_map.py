@@ -16,7 +16,7 @@ MapName = Literal["elu", "relu", "cosine", "random"]
 
 
 class FeatureMap(Kernel):
-    r"""Linear attention: :math:`\kappa(q, k) = \phi(q) \cdot \phi(k)`.
+    r"""Linear attention: $\kappa(q, k) = \phi(q) \cdot \phi(k)$.
 
     | map | phi(x) | rows by default |
     |---|---|---|

@@ -15,10 +15,10 @@ from heedful.kernels.softmax import Softmax
 class HigherOrder(Kernel):
     r"""A score through intermediate tokens: Ma & Ying (2023), eq. 3.2 with `order` factors.
 
-    The query is moved through the second moment of the keys it may attend to, and the inner kernel :math:`\kappa` acts on
-    what comes out. For order 4 and a mask that lets row i see :math:`n_i` keys,
+    The query is moved through the second moment of the keys it may attend to, and the inner kernel $\kappa$ acts on
+    what comes out. For order 4 and a mask that lets row i see $n_i$ keys,
 
-    .. math:: A_{ij} = \kappa(q_i C_i M,\ k_j), \qquad C_i = \frac{1}{n_i} \sum_{t\ \text{seen by}\ i} k_t^\top k_t,
+    $$A_{ij} = \kappa(q_i C_i M,\ k_j), \qquad C_i = \frac{1}{n_i} \sum_{t\ \text{seen by}\ i} k_t^\top k_t,$$
 
     so that q C k = mean over t of (q.k_t)(k_t.k_j): a product of four factors. Order 6 moves the query twice, and so on.
     q_i C_i is itself attention, with the degree-1 polynomial kernel and the keys as values, so it costs O(n D^2) where that

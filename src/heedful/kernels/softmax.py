@@ -9,7 +9,7 @@ from heedful.kernels._base import Folded, Kernel, Parameter, Traits, check_param
 
 
 class Softmax(Kernel):
-    r"""Softmax attention: :math:`\kappa(q, k) = e^{s\, q \cdot k} / \sum_{k'} e^{s\, q \cdot k'}`.
+    r"""Softmax attention: $\kappa(q, k) = e^{s\, q \cdot k} / \sum_{k'} e^{s\, q \cdot k'}$.
 
     `scale` s is a number or a tensor per head; the default is 1/sqrt(head size), as in Vaswani et al. (2017), eq. 1.
 

@@ -40,11 +40,11 @@ class _Distance(Kernel):
 
 
 class Gaussian(_Distance):
-    r"""Gaussian (radial basis function) attention: :math:`\kappa(q, k) = e^{-\|q - k\|^2 / 2\ell^2}`.
+    r"""Gaussian (radial basis function) attention: $\kappa(q, k) = e^{-\|q - k\|^2 / 2\ell^2}$.
 
-    `bandwidth` :math:`\ell` is a number or a tensor per head. The default, (head size)^(1/4), gives the inner product the
+    `bandwidth` $\ell$ is a number or a tensor per head. The default, (head size)^(1/4), gives the inner product the
     weight it has in softmax attention. With `normalize` (the default) each row is divided by its sum; then the kernel is
-    softmax attention with the extra score :math:`-\|k\|^2 / 2\ell^2` and runs at its speed. Without it, this is the
+    softmax attention with the extra score $-\|k\|^2 / 2\ell^2$ and runs at its speed. Without it, this is the
     coefficient of Chen et al., Skyformer (2021).
 
     >>> from heedful import Gaussian
@@ -71,9 +71,9 @@ class Gaussian(_Distance):
 
 
 class Laplace(_Distance):
-    r"""Laplace attention: :math:`\kappa(q, k) = e^{-\|q - k\| / \ell}` with the Euclidean norm.
+    r"""Laplace attention: $\kappa(q, k) = e^{-\|q - k\| / \ell}$ with the Euclidean norm.
 
-    `bandwidth` :math:`\ell` is a number or a tensor per head; the default is sqrt(head size). Distances are taken from
+    `bandwidth` $\ell$ is a number or a tensor per head; the default is sqrt(head size). Distances are taken from
     differences, not from inner products: near zero the square root would magnify their rounding. The gradient at distance
     zero is zero.
 

@@ -161,16 +161,16 @@ def summarize(
     special: Sequence[bool] | None = None,
     visible: Tensor | None = None,
 ) -> AttentionSummary:
-    r"""Sums up attention weights :math:`a_{ij}` (query i, key j, rows summing to one) head by head.
+    r"""Sums up attention weights $a_{ij}$ (query i, key j, rows summing to one) head by head.
 
-    With :math:`V_i` the keys that query i may see, and means over the queries i of a head:
+    With $V_i$ the keys that query i may see, and means over the queries i of a head:
 
-    - `entropy`: :math:`H_i = -\sum_j a_{ij} \log a_{ij}`, in nats;
-    - `normalized_entropy`: :math:`H_i / \log |V_i|`, over queries that see two keys or more; 0 where none does;
-    - `distance`: :math:`\sum_j a_{ij} |i - j|`, in tokens;
-    - `first`: :math:`a_{i0}`; `special`: :math:`\sum_{j \in S} a_{ij}` over the special tokens S; `itself`: :math:`a_{ii}`;
-    - `previous`, `next`: :math:`a_{i,i-1}` and :math:`a_{i,i+1}`, over queries that have such a neighbour;
-    - `strongest`: the largest :math:`a_{ij}` with :math:`i \neq j` and neither token special; None where all are zero.
+    - `entropy`: $H_i = -\sum_j a_{ij} \log a_{ij}$, in nats;
+    - `normalized_entropy`: $H_i / \log |V_i|$, over queries that see two keys or more; 0 where none does;
+    - `distance`: $\sum_j a_{ij} |i - j|$, in tokens;
+    - `first`: $a_{i0}$; `special`: $\sum_{j \in S} a_{ij}$ over the special tokens S; `itself`: $a_{ii}$;
+    - `previous`, `next`: $a_{i,i-1}$ and $a_{i,i+1}$, over queries that have such a neighbour;
+    - `strongest`: the largest $a_{ij}$ with $i \neq j$ and neither token special; None where all are zero.
 
     Args:
         weights: one tensor `[heads, tokens, tokens]` per layer. A row of zeros, a query that attends to nothing, is left out.

@@ -84,6 +84,8 @@ class Mask:
 
 @dataclass(frozen=True)
 class _Causal(Mask):
+    """Query i sees keys 0..i (`causal`), or so that the last query sees the last key (`lower_right`)."""
+
     align: Align = "start"
 
     def block(self, at: Block) -> Tensor:

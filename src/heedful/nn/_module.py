@@ -66,20 +66,27 @@ class KernelParameters(nn.Module):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
-        self.template = kernel
         self.names = {name: name.replace(".", "_") for name in kernel.tensors()}
         for name, tensor in kernel.tensors().items():
+            if not tensor.is_leaf:
+                raise InvalidArgument(
+                    f"the kernel's {name} is computed from other tensors, whose graph lasts one backward; "
+                    "give a torch.nn.Parameter or a tensor of its own"
+                )
             if tensor.requires_grad:
-                kept = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
+                kept = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
                 self.register_parameter(self.names[name], kept)
             else:
                 self.register_buffer(self.names[name], tensor)
+        self.form = kernel.with_tensors({name: t.detach().to("meta") for name, t in kernel.tensors().items()})
 
-    def forward(self) -> Kernel:
-        return self.template.with_tensors({name: getattr(self, kept) for name, kept in self.names.items()})
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel with its tensors as they are now."""
+        return self.form.with_tensors({name: getattr(self, kept) for name, kept in self.names.items()})
 
     def extra_repr(self) -> str:
-        return repr(self.template)
+        return repr(self.kernel)
 
 
 class KernelModule(Module):
@@ -93,7 +100,7 @@ class KernelModule(Module):
 
     @property
     def kernel(self) -> Kernel:
-        return self.kernel_parameters()
+        return self.kernel_parameters.kernel
 
 
 def learned(*shape: int, device: Any, dtype: Any) -> nn.Parameter:

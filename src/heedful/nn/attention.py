@@ -17,7 +17,7 @@ from heedful.nn._module import KernelModule, check_heads, check_input
 
 
 class Attention(KernelModule):
-    r"""`torch.nn.MultiheadAttention` with a kernel: :math:`\mathrm{head}_h = \kappa(X W^Q_h, Y W^K_h)\, Y' W^V_h`.
+    r"""`torch.nn.MultiheadAttention` with a kernel: $\mathrm{head}_h = \kappa(X W^Q_h, Y W^K_h)\, Y' W^V_h$.
 
     Constructor, `forward`, masks (True = ignore) and state dict are those of `nn.MultiheadAttention`, whose weights load
     as they are. Where ours differs:

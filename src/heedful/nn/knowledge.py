@@ -27,7 +27,7 @@ class Coefficients(NamedTuple):
 
 
 class KnowledgeAttention(KernelModule):
-    r"""Every orthogonally equivariant sequence function with knowledge: :math:`f(X, Z) = A X + B Z` (Ma & Ying 2023, Prop. 3.2).
+    r"""Every orthogonally equivariant sequence function with knowledge: $f(X, Z) = A X + B Z$ (Ma & Ying 2023, Prop. 3.2).
 
     Coefficients come from a kernel of *coordinates*, which are inner products:
 

@@ -14,18 +14,17 @@ from heedful.nn._module import Module, check_input, learned
 
 
 class PairAttention(Module):
-    r"""Attention by functions of pairs and of pooled pairs, :math:`f = A X` (Ma & Ying 2023, Prop. 4.1).
+    r"""Attention by functions of pairs and of pooled pairs, $f = A X$ (Ma & Ying 2023, Prop. 4.1).
 
-    With coordinates :math:`y_i = Z x_i` (`size` learned rows Z),
+    With coordinates $y_i = Z x_i$ (`size` learned rows Z),
 
-    .. math::
-        A_{ii} = \rho_1\big(y_i, \textstyle\sum_{t \ne i} \psi_1(y_t, y_i)\big), \qquad
-        A_{ij} = \rho_2\big(y_i, y_j, \textstyle\sum_{t \ne i,j} \psi_2(y_t, y_i, y_j)\big).
+    $$A_{ii} = \rho_1\big(y_i, \textstyle\sum_{t \ne i} \psi_1(y_t, y_i)\big), \qquad
+    A_{ij} = \rho_2\big(y_i, y_j, \textstyle\sum_{t \ne i,j} \psi_2(y_t, y_i, y_j)\big).$$
 
     `form="mlp"` learns rho and psi as small networks. `form="softmax"` is softmax attention exactly: psi is e^s with the score
     s of two linear maps of y, rho_1(x, p) = e^{s(x,x)} / (e^{s(x,x)} + p), and
 
-    .. math:: \rho_2(x, y, p) = e^{s(x,y)} / (e^{s(x,x)} + e^{s(x,y)} + p).
+    $$\rho_2(x, y, p) = e^{s(x,y)} / (e^{s(x,x)} + e^{s(x,y)} + p).$$
 
     Remark 4.1 of the paper prints rho_2 without the first term of the denominator, which loses the term t = i: its rows do
     not sum to one. `arity=2` lets psi see (y_t, y_i), O(n^2); `arity=3` also y_j, O(n^3), refused beyond `max_length` tokens.

@@ -1,0 +1,54 @@
+"""Writes docs/reference.md (every public name with its first line) and the API pages under docs/_build."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import warnings
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOMS = {
+    "heedful": "The operator, kernels and errors",
+    "heedful.kernels": "Kernels: what a coefficient is",
+    "heedful.masks": "Masks: who may attend to whom",
+    "heedful.ops": "Implementations of `attend`",
+    "heedful.nn": "Layers",
+    "heedful.lens": "Lenses on models",
+    "heedful.bridges.transformers": "Hugging Face models",
+}
+
+
+def reference() -> str:
+    """The page, from `__all__` and the docstrings."""
+    parts = ["# Reference\n\nWritten by `make docs`. Each name's docstring holds its equation, shapes and an example.\n"]
+    for name, title in ROOMS.items():
+        module = importlib.import_module(name)
+        parts.append(f"## {title}\n\n`{name}`\n\n| name | |\n|---|---|")
+        parts += [f"| `{public}` | {summary(getattr(module, public))} |" for public in module.__all__]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def summary(thing: object) -> str:
+    described = inspect.ismodule(thing) or inspect.isclass(thing) or callable(thing)
+    if not described:
+        thing = type(thing)
+    doc = inspect.getdoc(thing) or ""
+    # A bar would end the cell; one behind a backslash is a norm in an equation.
+    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(doc.split("\n\n")[0].split()))
+
+
+def main() -> None:
+    import pdoc
+
+    (HERE / "reference.md").write_text(reference())
+    pdoc.render.configure(docformat="markdown", math=True, show_source=False)
+    warnings.filterwarnings("ignore", module="pdoc")
+    pdoc.pdoc("heedful", output_directory=HERE / "_build")
+    print(f"wrote {HERE / 'reference.md'} and {HERE / '_build' / 'index.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The rules of the house, read off the source: imports keep their direction, names are what they say, tests assert."""
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import heedful
+
+SOURCE = Path(heedful.__file__).parent
+TESTS = Path(__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# room -> rooms of heedful it may import from (itself always); rooms not built yet are listed all the same.
+DATA_ROOMS = {"series", "events", "tables", "ranking", "multimodal", "corpus"}
+GROUND = {"_errors", "_types", "_pretrained", "__init__"}
+ALLOWED = {
+    "_errors": set(),
+    "_types": set(),
+    "_pretrained": GROUND,
+    "__init__": {"bridges", "kernels", "lens", "masks", "nn", "ops", "_attend", "_errors"},  # for type checkers
+    "kernels": GROUND,
+    "masks": GROUND,
+    "ops": GROUND | {"kernels", "masks"},
+    "_attend": GROUND | {"kernels", "masks", "ops"},
+    "nn": GROUND | {"kernels", "masks", "ops", "_attend"},
+    "bridges": GROUND | {"kernels", "masks", "ops", "_attend", "nn"},
+    **{room: GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges"} for room in DATA_ROOMS},
+    "lens": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges"},
+    "cli": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "lens", *DATA_ROOMS},
+    "web": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "lens", "cli", *DATA_ROOMS},
+}
+CORE = {"kernels", "masks", "ops", "_attend", "nn", "_errors", "_pretrained"}
+CORE_PACKAGES = {"torch", "numpy", *sys.stdlib_module_names}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def room_of_name(name: str) -> str:
+    """The room that `heedful.x.y` or a name of the package itself lives in."""
+    parts = name.split(".")
+    if len(parts) == 1:
+        return "__init__"
+    return heedful._HOMES.get(parts[1], f"heedful.{parts[1]}").split(".")[1]
+
+
+def imports(path: Path, *, inside: bool = True):
+    """(module, whether at module level) for every import; those under TYPE_CHECKING count as module level."""
+    tree = ast.parse(path.read_text())
+    functions = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        if id(node) in functions and not inside:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "heedful":
+                for alias in node.names:
+                    yield f"heedful.{alias.name}"
+            else:
+                yield node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_keep_their_direction(path):
+    here = room(path)
+    assert here in ALLOWED, f"a room that the house does not know: {here}"
+    for name in imports(path):
+        if name.split(".")[0] == "heedful":
+            there = "__init__" if name == "heedful.__version__" else room_of_name(name)
+            assert there == here or there in ALLOWED[here], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if room(f) in CORE], ids=lambda p: str(p.relative_to(SOURCE)))
+def test_the_core_needs_torch_and_numpy_alone(path):
+    for name in imports(path, inside=False):
+        package = name.split(".")[0]
+        assert package == "heedful" or package in CORE_PACKAGES, f"{path} imports {name} at module level"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_file_is_long(path):
+    assert len(path.read_text().splitlines()) <= 500
+
+
+MODULES = ["heedful", *(m.name for m in pkgutil.walk_packages(heedful.__path__, "heedful."))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_is_what_imports(name):
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", ()):
+        assert hasattr(module, public), f"{name}.__all__ lists {public}"
+    if module.__file__.endswith("__init__.py") and name not in ("heedful.bridges", "heedful.ops.fused"):
+        assert module.__all__
+
+
+def test_the_package_lists_what_it_has():
+    assert set(heedful.__all__) == {*heedful._HOMES, *heedful._ROOMS}
+    assert heedful.__all__ == sorted(heedful.__all__)
+    assert set(heedful.__all__) <= set(dir(heedful))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        heedful.nothing  # noqa: B018
+
+
+def test_docs_list_every_public_name():
+    """docs/reference.md is what `make docs` writes from `__all__` and the docstrings."""
+    spec = importlib.util.spec_from_file_location("build", TESTS.parent / "docs" / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    text = (TESTS.parent / "docs" / "reference.md").read_text()
+    assert text == build.reference(), "run `make docs` and commit docs/reference.md"
+    for name in heedful.__all__:
+        assert f"`{name}`" in text
+
+
+def test_public_things_have_docstrings():
+    for module in ("heedful.kernels", "heedful.nn", "heedful.masks", "heedful.lens", "heedful.bridges.transformers"):
+        home = importlib.import_module(module)
+        for name in home.__all__:
+            thing = getattr(home, name)
+            if callable(thing) or isinstance(thing, type):
+                assert thing.__doc__, f"{module}.{name} has no docstring"
+                assert not thing.__doc__.startswith(f"{name}("), f"{module}.{name} has a generated docstring"
+
+
+def asserts(function: ast.FunctionDef) -> bool:
+    """Whether a test can fail: an assert, pytest.raises, or a torch / project checker that raises."""
+    checkers = {"raises", "assert_close", "assert_allclose", "opcheck", "warns"}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in checkers or called.startswith(("assert_", "_assert", "check_", "_check")):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.glob("test_*.py")), ids=lambda p: p.name)
+def test_every_test_asserts(path):
+    tests = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert tests
+    assert [test.name for test in tests if not asserts(test)] == []
+
+
+def test_skips_have_reasons():
+    for path in TESTS.glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "skip" in node.func.attr:
+                assert node.args or any(k.arg == "reason" for k in node.keywords), f"{path.name}: a skip without reason"
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after running the code."""
+    out = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    return set(out.stdout.split())
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    light = loaded_by("import heedful, heedful.cli")
+    assert "heedful.cli" in light
+    heavy = {"torch", "numpy", "transformers", "matplotlib", "sklearn", "pandas", "safetensors", "pytorch_lightning"}
+    assert not light & heavy
+    core = loaded_by("import torch; before = set(__import__('sys').modules); from heedful import attend, nn, masks")
+    assert {"torch", "heedful.nn", "heedful._attend"} <= core
+    assert not core & {"transformers", "matplotlib", "sklearn", "pandas", "safetensors", "triton", "typer", "rich"}
