@@ -22,7 +22,9 @@ ROOMS = {
 
 def reference() -> str:
     """The page, from `__all__` and the docstrings."""
-    parts = ["# Reference\n\nWritten by `make docs`. Each name's docstring holds its equation, shapes and an example.\n"]
+    parts = [
+        "# Reference\n\nWritten by `make docs`. Each name's docstring holds its equation, shapes and an example.\n"
+    ]
     for name, title in ROOMS.items():
         module = importlib.import_module(name)
         parts.append(f"## {title}\n\n`{name}`\n\n| name | |\n|---|---|")

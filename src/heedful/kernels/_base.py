@@ -268,6 +268,13 @@ def default_scale(scale: Parameter | None, query: Tensor) -> Parameter:
     return query.shape[-1] ** -0.5 if scale is None else per_head(scale, query)
 
 
+def shifted(score: Tensor, offset: Parameter) -> Tensor:
+    """score + offset, without a pass over the scores where there is nothing to add."""
+    if not isinstance(offset, Tensor) and offset == 0:
+        return score
+    return score + per_head(offset, score)
+
+
 def squared_distance(query: Tensor, key: Tensor) -> Tensor:
     """||q - k||^2 for every pair, by one matrix product."""
     norms = query.square().sum(-1)[..., :, None] + key.square().sum(-1)[..., None, :]

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, per_head
+from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, per_head, shifted
 
 
 class Sigmoid(Kernel):
@@ -33,7 +33,7 @@ class Sigmoid(Kernel):
         return Traits(nonnegative=True, invariant=True)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.bias, query)
+        return shifted((query * default_scale(self.scale, query)) @ key.mT, self.bias)
 
     def activation(self, score: Tensor) -> Tensor:
         return score.sigmoid()
@@ -112,7 +112,7 @@ class Polynomial(Kernel):
         return Traits(nonnegative=self.degree % 2 == 0, invariant=True)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        return (query * default_scale(self.scale, query)) @ key.mT + per_head(self.offset, query)
+        return shifted((query * default_scale(self.scale, query)) @ key.mT, self.offset)
 
     def activation(self, score: Tensor) -> Tensor:
         return score**self.degree

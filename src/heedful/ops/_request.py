@@ -26,9 +26,10 @@ class Request(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """The grid of pairs: (*leading, queries, keys)."""
-        heads = self.query.shape[-3:-2]
-        lead = torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3], self.value.shape[:-3])
-        return (*lead, *heads, self.query.shape[-2], self.key.shape[-2])
+        lead, *others = (x.shape[:-3] for x in (self.query, self.key, self.value))
+        if any(other != lead for other in others):
+            lead = torch.broadcast_shapes(lead, *others)
+        return (*lead, *self.query.shape[-3:-1], self.key.shape[-2])
 
     def expanded(self) -> Request:
         """Keys and values written out once per query head."""

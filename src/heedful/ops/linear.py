@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel
-from heedful.masks import Block, cut, split_causal
+from heedful.masks import Block, Mask, cut, split_causal
 from heedful.ops._request import Cost, Implementation, Request, wide
 
 CHUNK = 128
@@ -35,19 +35,26 @@ def run(request: Request) -> Tensor:
     assert parts is not None
     is_causal, mask = parts
     query, key, value = _prepare(request.kernel, request.query, request.key, request.value)
-    at = Block.whole(request.shape, query.device)
-    keep = torch.ones_like(key[..., 0]) if mask is None else mask.block(at)[..., 0, :].to(key.dtype)  # [..., K]
-    if request.bias is not None:
-        keep = keep * cut(request.bias, at)[..., 0, :].to(key.dtype).exp()
-    key = key * keep[..., None]
-    seen = (keep != 0).to(key.dtype)
+    keep = _visible(request, mask, key.dtype)
+    key = key if keep is None else key * keep[..., None]
     if is_causal:
         out, total = _causal(query, key, value)
-        count = seen.cumsum(dim=-1)[..., None]
     else:
         out, total = query @ (key.mT @ value), query @ key.sum(dim=-2)[..., None]
-        count = seen.sum(dim=-1)[..., None, None]
+    count = None
+    if request.kernel.traits.division == "count":
+        seen = torch.ones_like(key[..., 0]) if keep is None else (keep != 0).to(key.dtype)
+        count = seen.cumsum(dim=-1)[..., None] if is_causal else seen.sum(dim=-1)[..., None, None]
     return _divide(request.kernel, out, total, count).to(request.value.dtype)
+
+
+def _visible(request: Request, mask: Mask | None, dtype: torch.dtype) -> Tensor | None:
+    """The weight of every key, `[..., K]`: zero where it is hidden, else exp of what the mask adds."""
+    if mask is None:
+        return None
+    at = Block.whole(request.shape, request.key.device)
+    keep = mask.block(at)[..., 0, :].to(dtype)
+    return keep if request.bias is None else keep * cut(request.bias, at)[..., 0, :].to(dtype).exp()
 
 
 def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None) -> Step:
@@ -80,26 +87,24 @@ def _prepare(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> tuple
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over j <= i of (q_i.k_j) v_j, and of (q_i.k_j), by chunks: a state between chunks, a small triangle inside."""
+    """Sum over j <= i of (q_i.k_j) v_j, and of q_i.k_j, by chunks: a state between chunks, a small triangle inside."""
     length = query.shape[-2]
-    size = min(CHUNK, length)
+    size = min(CHUNK, max(length, 1))
     chunks = -(-length // size)
-    value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)  # the last column sums the coefficients
-    query, key, value = (
-        pad(x, (0, 0, 0, chunks * size - length)).unflatten(-2, (chunks, size)) for x in (query, key, value)
-    )  # [..., C, c, F]
-    memory = key.mT @ value  # [..., C, F, E + 1]
-    before = memory.cumsum(dim=-3) - memory
-    out = query @ before + (query @ key.mT).tril() @ value
-    out = out.flatten(-3, -2)[..., :length, :]
-    return out[..., :-1], out[..., -1:]
+    if chunks * size != length:
+        query, key, value = (pad(x, (0, 0, 0, chunks * size - length)) for x in (query, key, value))
+    query, key, value = (x.unflatten(-2, (chunks, size)) for x in (query, key, value))  # [..., C, c, F]
+    memory, total = key.mT @ value, key.sum(dim=-2)[..., None]  # [..., C, F, E], [..., C, F, 1]
+    inside = (query @ key.mT) * torch.ones(size, size, dtype=query.dtype, device=query.device).tril()
+    out = query @ (memory.cumsum(dim=-3) - memory) + inside @ value
+    sums = query @ (total.cumsum(dim=-3) - total) + inside.sum(dim=-1, keepdim=True)
+    return out.flatten(-3, -2)[..., :length, :], sums.flatten(-3, -2)[..., :length, :]
 
 
-def _divide(kernel: Kernel, out: Tensor, total: Tensor, count: Tensor) -> Tensor:
-    division = kernel.traits.division
-    if division == "sum":
+def _divide(kernel: Kernel, out: Tensor, total: Tensor, count: Tensor | None) -> Tensor:
+    if kernel.traits.division == "sum":
         return out / total.masked_fill(total == 0, 1.0)
-    return out / count.clamp_min(1) if division == "count" else out
+    return out if kernel.traits.division is None or count is None else out / count.clamp_min(1)
 
 
 def refuse(request: Request) -> str | None:
