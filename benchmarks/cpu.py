@@ -79,7 +79,7 @@ def contests() -> Iterator[tuple[Contest, int]]:
         length = int(name.split()[0].removeprefix("n="))
         names = list(dict.fromkeys(n for bar in BARS if bar[0] == name for n in bar[1:3]))
         made = contest(name, length, names, is_causal="causal" in name, backward="backward" in name)
-        yield made, {2048: 31, 4096: 11, 8192: 7}[length]
+        yield made, {2048: 61, 4096: 11, 8192: 7}[length]
 
 
 @dataclass(frozen=True)
