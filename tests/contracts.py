@@ -156,9 +156,10 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 PARAMETER_TOLERANCE = TOLERANCE | {torch.bfloat16: 1e-1}
 
 
-def accepted() -> Iterator[tuple[str, str, str]]:
-    """(kernel, implementation, case) for everything that some implementation says it can do."""
-    for kernel_name, make in KERNELS.items():
+def accepted(*names: str) -> Iterator[tuple[str, str, str]]:
+    """(kernel, implementation, case) for everything that some implementation says it can do, of these kernels or of all."""
+    for kernel_name in names or KERNELS:
+        make = KERNELS[kernel_name]
         for case_name, case in CASES.items():
             request = case()
             plan = attend.plan(request.query, request.key, request.value, kernel=make(), **request.arguments)
@@ -170,7 +171,7 @@ def accepted() -> Iterator[tuple[str, str, str]]:
 def results(case: Case, kernel: Kernel, impl: str) -> tuple[Tensor, dict[str, Tensor]]:
     """The output, and the gradient of a fixed linear functional of it with respect to everything that asks for one."""
     out = attend(case.query, case.key, case.value, kernel=kernel, impl=impl, **case.arguments)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(out.dtype)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(out)
     asked = {"query": case.query, "key": case.key, "value": case.value, **kernel.tensors()}
     asked |= {name: x for name, x in case.arguments.items() if isinstance(x, Tensor)}
     asked = {name: x for name, x in asked.items() if x.requires_grad}

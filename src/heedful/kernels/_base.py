@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable
@@ -158,14 +157,11 @@ class Kernel:
         """The same kernel with these tensor parameters in place of its own."""
         if not tensors:
             return self
-        made = copy.copy(self)
+        parameters = {}
         for name, value in self._items():
-            if name in tensors:
-                object.__setattr__(made, name, tensors[name])
-            elif isinstance(value, Kernel):
-                inside = {k[len(name) + 1 :]: t for k, t in tensors.items() if k.startswith(f"{name}.")}
-                object.__setattr__(made, name, value.with_tensors(inside))
-        return made
+            inside = {inner[len(name) + 1 :]: t for inner, t in tensors.items() if inner.startswith(f"{name}.")}
+            parameters[name] = value.with_tensors(inside) if isinstance(value, Kernel) else tensors.get(name, value)
+        return type(self)(**parameters)
 
     def __mul__(self, other: Kernel | Parameter) -> Kernel:
         from heedful.kernels._algebra import Product, Scaled
@@ -286,18 +282,17 @@ def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optiona
     value = getattr(owner, name)
     if value is None and optional:
         return
-    wanted = f"{'a positive' if positive else 'a finite'} number or a floating tensor of shape () or (heads,)"
-    refusal = InvalidArgument(f"{type(owner).__name__}: {name} must be {wanted}; got {_brief(value)}")
     if isinstance(value, Tensor):
-        if not value.is_floating_point() or value.dim() > 1:
-            raise refusal
-        # Values off the CPU are not read: that would wait for the device at every construction.
-        if value.device.type == "cpu" and not bool((value > 0 if positive else value.isfinite()).all()):
-            raise refusal
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or (positive and value <= 0):
-        raise refusal
+        right = value.is_floating_point() and value.dim() <= 1
+        # Values are not read where that would wait for a device or break a compiled graph.
+        if right and value.device.type == "cpu" and not torch.compiler.is_compiling():
+            right = bool((value > 0 if positive else value.isfinite()).all())
+    else:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        right = is_number and math.isfinite(value) and (value > 0 or not positive)
+    if not right:
+        wanted = f"{'a positive' if positive else 'a finite'} number or a floating tensor of shape () or (heads,)"
+        raise InvalidArgument(f"{type(owner).__name__}: {name} must be {wanted}; got {_brief(value)}")
 
 
 def _hide(values: Tensor, keep: Tensor | None, fill: float = 0.0) -> Tensor:

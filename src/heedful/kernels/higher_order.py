@@ -63,7 +63,7 @@ class HigherOrder(Kernel):
         return self.kernel, query
 
     def with_scale(self, scale: float | None) -> Kernel:
-        return HigherOrder(self.kernel.with_scale(scale), self.order, self.mix)
+        return self if scale is None else HigherOrder(self.kernel.with_scale(scale), self.order, self.mix)
 
     def fold(self, query: Tensor, key: Tensor) -> Folded | None:
         return self.kernel.fold(query, key)

@@ -28,7 +28,7 @@ def run(request: Request) -> Tensor:
         # Fused kernels want one head size, a multiple of 8, for all three.
         size = -(-max(query.shape[-1], width) // 8) * 8
         query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
-    is_causal, attn_mask = _mask(request)
+    is_causal, attn_mask, sees = _mask(request)
     grouped = query.dim() > 2 and query.shape[-3] != key.shape[-3]
     out = scaled_dot_product_attention(
         query,
@@ -40,7 +40,9 @@ def run(request: Request) -> Tensor:
         scale=folded.scale,
         enable_gqa=grouped,
     )
-    return out[..., :width] if out.shape[-1] != width else out
+    out = out[..., :width] if out.shape[-1] != width else out
+    # Some fused kernels give a mean of values to a row that sees nothing.
+    return out if sees is None else out.masked_fill(~sees, 0.0)
 
 
 def append_column(query: Tensor, key: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,17 +63,19 @@ def append_column(query: Tensor, key: Tensor, column: Tensor) -> tuple[Tensor, T
     return torch.cat((query, ones), dim=-1), torch.cat((key, torch.stack(parts, dim=-1)), dim=-1)
 
 
-def _mask(request: Request) -> tuple[bool, Tensor | None]:
+def _mask(request: Request) -> tuple[bool, Tensor | None, Tensor | None]:
+    """`is_causal`, `attn_mask`, and which rows see anything (None where all do)."""
     if request.mask is None:
-        return False, None
+        return False, None, None
     if request.bias is None and split_causal(request.mask, request.shape) == (True, None):
-        return True, None
+        return True, None, None
     at = Block.whole(request.shape, request.query.device)
     keep = request.mask.block(at)
+    sees = keep.any(dim=-1, keepdim=True)
     if request.bias is None:
-        return False, keep
+        return False, keep, sees
     bias = cut(request.bias, at).to(request.query.dtype)
-    return False, bias.masked_fill(~keep, -math.inf)
+    return False, bias.masked_fill(~keep, -math.inf), sees
 
 
 def refuse(request: Request) -> str | None:

@@ -1,0 +1,72 @@
+"""The contract suite on a CUDA device, and what only a device can show."""
+
+import pytest
+import torch
+
+from contracts import CASES, KERNELS, Case, accepted, relative_error, results
+from heedful import FeatureMap, Gaussian, Sigmoid, Softmax, attend, masks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run where there is one"),
+]
+
+# Sums run in another order there, and bfloat16 gradients of parameters cancel.
+BOUNDS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 1e-1}
+
+
+def on_device(case):
+    moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in case.arguments.items()}
+    return Case(case.query.cuda(), case.key.cuda(), case.value.cuda(), moved)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("kernel_name", KERNELS)
+def test_the_contract_holds_on_the_device(kernel_name, dtype):
+    for name, impl, case_name in accepted(kernel_name):
+        case, kernel = CASES[case_name]().to(dtype), KERNELS[name]()
+        moved = kernel.with_tensors({n: t.detach().cuda().requires_grad_() for n, t in kernel.tensors().items()})
+        out, gradients = results(on_device(case).to(dtype), moved, impl)
+        truth = case.to(torch.float64)
+        if case_name == "nan-under-mask":
+            with torch.no_grad():
+                truth.key[1, :, 15:], truth.value[1, :, 15:] = 1.0, 2.0
+        wanted, wanted_gradients = results(truth, kernel, "reference")
+        assert relative_error(out.cpu(), wanted) < BOUNDS[dtype], (impl, case_name)
+        for leaf, gradient in gradients.items():
+            assert relative_error(gradient.cpu(), wanted_gradients[leaf]) < BOUNDS[dtype], (impl, case_name, leaf)
+
+
+@pytest.mark.parametrize("kernel", [Sigmoid(), Gaussian(4.0, normalize=False), Softmax()], ids=repr)
+def test_stream_memory_is_linear_on_the_device(kernel):
+    leaves = [torch.randn(1, 8, 16384, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attend(*leaves, masks.causal, kernel=kernel, impl="stream").float().sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 2 * 2**30 < 8 * 16384**2 * 4
+
+
+def test_nothing_waits_for_the_device():
+    """Dispatch, masks and the NaN shield read no value back."""
+    x = torch.randn(2, 4, 257, 64, device="cuda")
+    lengths = torch.tensor([257, 100], device="cuda")
+    for kernel in (Softmax(), Gaussian(torch.ones(4, device="cuda")), Sigmoid(), FeatureMap("elu")):
+        attend(x, x, x, masks.padding(lengths), kernel=kernel)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = attend(x, x, x, masks.padding(lengths) & masks.causal, kernel=kernel)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert out.shape == x.shape
+
+
+def test_gaussian_attention_costs_little_more_memory_than_softmax():
+    shape = {"device": "cuda", "dtype": torch.bfloat16}
+    query, key, value = torch.randn(3, 1, 8, 16384, 64, **shape).unbind()
+    peaks = []
+    for kernel in (Softmax(), Gaussian(4.0)):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attend(query, key, value, kernel=kernel)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] < peaks[0] + 6 * query.numel() * 2
