@@ -224,7 +224,7 @@ def test_attention_without_value_maps_is_orthogonally_equivariant(kernel, coordi
     """f(XQ, ZQ) = f(X, Z) Q for rotations and reflections, to 1e-10."""
     layer = KnowledgeAttention(
         8, 2, kernel=kernel, coordinates=coordinates, readout=readout, value="identity", residual=True, **F64
-    )
+    ).requires_grad_(False)
     x, z = torch.randn(2, 5, 8, **F64), torch.randn(2, 3, 8, **F64)
     for is_causal in (False, True):
         for determinant in (1, -1):

@@ -15,7 +15,7 @@ from heedful import __version__
 __all__ = ["Device", "Health", "Package", "Way", "examine", "show"]
 
 # Extras that bundle others or serve those who work on heedful itself.
-NOT_SHOWN = ("all", "dev")
+NOT_SHOWN = ("all", "dev", "docs")
 
 
 @dataclass(frozen=True)
