@@ -165,7 +165,7 @@ def test_random_features_approach_softmax():
         errors.append(float((estimate - exact).norm() / exact.norm()))
     assert errors[1] < 0.03
     assert errors[1] < errors[0] / 4
-    seeds = [FeatureMap("random", features_count=64, seed=seed).coefficients(query, key) for seed in range(200)]
+    seeds = [FeatureMap("random", False, 64, seed).coefficients(query, key) for seed in range(200)]
     wanted = (query @ key.mT / 7**0.5).exp()
     assert float((torch.stack(seeds).mean(0) / wanted - 1).abs().mean()) < 0.03
 

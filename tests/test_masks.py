@@ -39,7 +39,7 @@ def test_masks_are_their_index_arithmetic(name):
 @pytest.mark.parametrize("name", WANTED)
 def test_a_block_is_a_piece_of_the_whole(name):
     mask, wanted = WANTED[name]
-    at = Block((slice(1, 2), slice(0, 2)), slice(5, 12), slice(7, 20), SHAPE, torch.device("cpu"))
+    at = Block(((1, 2), (0, 2)), (5, 12), (7, 20), SHAPE, torch.device("cpu"))
     piece = wanted.expand(SHAPE)[1:2, 0:2, 5:12, 7:20]
     assert torch.equal(mask.block(at).expand(piece.shape), piece)
 
@@ -48,11 +48,11 @@ def test_a_block_is_a_piece_of_the_whole(name):
 def test_a_span_hides_nothing_visible(name):
     mask, wanted = WANTED[name]
     for start in range(0, 19, 5):
-        rows = slice(start, min(start + 5, 19))
-        span = mask.span(rows, SHAPE)
+        stop = min(start + 5, 19)
+        first, last = mask.span((start, stop), SHAPE)
         outside = torch.ones(23, dtype=torch.bool)
-        outside[span] = False
-        assert not wanted.expand(SHAPE)[..., rows, :][..., outside].any()
+        outside[first:last] = False
+        assert not wanted.expand(SHAPE)[..., start:stop, :][..., outside].any()
 
 
 @pytest.mark.parametrize("name", WANTED)
@@ -64,9 +64,18 @@ def test_reach_is_any_over_visible_keys(name):
 
 
 def test_spans_are_tight_where_they_can_be():
-    assert masks.causal.span(slice(4, 8), SHAPE) == slice(0, 8)
-    assert masks.window(2, 1).span(slice(4, 8), SHAPE) == slice(2, 9)
-    assert (masks.causal & masks.window(2)).span(slice(10, 12), SHAPE) == slice(8, 12)
+    assert masks.causal.span((4, 8), SHAPE) == (0, 8)
+    assert masks.window(2, 1).span((4, 8), SHAPE) == (2, 9)
+    assert (masks.causal & masks.window(2)).span((10, 12), SHAPE) == (8, 12)
+    assert masks.padding([9, 4]).span((0, 8), SHAPE) == (0, 9)
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_seen_keys_leave_out_only_what_nobody_sees(name):
+    mask, wanted = WANTED[name]
+    seen = mask.seen_keys(SHAPE, torch.device("cpu"))
+    truly = wanted.expand(SHAPE).any(-2)
+    assert seen is None or torch.equal(seen.expand(2, 3, 23) | truly, seen.expand(2, 3, 23))
 
 
 def test_stream_never_expands_a_lazy_mask(monkeypatch):
@@ -97,7 +106,7 @@ def test_beside_masks_two_groups_of_keys():
     full = mask.dense(SHAPE).expand(SHAPE)
     assert torch.equal(full[..., :19], (COLS[:19] <= ROWS).expand(2, 3, 19, 19))
     assert torch.equal(full[0, 0, 0, 19:], torch.tensor([True, False, True, True]))
-    at = Block((slice(0, 1), slice(0, 3)), slice(2, 7), slice(15, 22), SHAPE, torch.device("cpu"))
+    at = Block(((0, 1), (0, 3)), (2, 7), (15, 22), SHAPE, torch.device("cpu"))
     assert torch.equal(mask.block(at), full[0:1, :, 2:7, 15:22])
     assert masks.beside(None, 3, None, 4) is None
 
@@ -131,6 +140,10 @@ def test_a_float_mask_adds_and_hides():
     bias = torch.tensor([[0.5, -torch.inf, torch.finfo(torch.float32).min]])
     mask = masks.from_sdpa(bias)
     assert torch.equal(mask.dense((1, 1, 1, 3)), torch.tensor([[True, False, False]]))
+    for lowest in (torch.finfo(torch.bfloat16).min, torch.finfo(torch.float32).min):
+        for dtype in (torch.float32, torch.float64):
+            assert not masks.from_sdpa(torch.full((1, 3), lowest, dtype=dtype)).dense((1, 1, 1, 3)).any()
+    assert not masks.from_sdpa(torch.full((1, 3), -65504.0, dtype=torch.float16)).dense((1, 1, 1, 3)).any()
     assert mask.bias is bias
     both = mask & masks.causal
     assert both.bias is bias
@@ -152,6 +165,12 @@ def test_a_float_mask_adds_and_hides():
         (lambda: masks.from_sdpa([[True]]), "must be a tensor or a heedful mask; got list"),
         (lambda: masks.from_multihead(key_padding_mask=torch.zeros(2, 3, dtype=torch.long)), "True = ignore"),
         (lambda: masks.from_transformers(torch.zeros(2, 3, 4)), r"got \(2, 3, 4\)"),
+        (lambda: masks.padding([-1, 2]), "must not be negative; got -1"),
+        (lambda: masks.padding(None), "must be a tensor or a list of numbers; got None"),
+        (lambda: masks.document("ab"), "ids must be a tensor or a list"),
+        (lambda: masks.padding([3]).dense((5, 5)), r"\(\*leading, queries, keys\) = \(5, 5\)"),
+        (lambda: masks.keys(torch.ones(5, 5, dtype=torch.bool)).dense((5, 5)), "keys: got shape"),
+        (lambda: masks.from_multihead(torch.zeros(7, 2, 2, dtype=torch.bool), num_heads=4), "batch \\* heads"),
         (lambda: masks.padding([1, 2, 3]).dense(SHAPE), r"got shape \(3,\), expected \(batch,\) = \(2,\)"),
         (lambda: masks.keys(torch.ones(2, 5, dtype=torch.bool)).dense(SHAPE), r"expected \(batch, keys\) = \(2, 23\)"),
         (lambda: masks.document(torch.zeros(7)).dense(SHAPE), r"\(batch, queries\)"),

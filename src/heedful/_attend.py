@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, ParamSpec, Protocol, cast
 
 import torch
@@ -12,13 +14,19 @@ from torch import Tensor
 
 from heedful import masks
 from heedful._errors import InvalidArgument, Unsupported
-from heedful.kernels import Kernel, Softmax
+from heedful.kernels import HigherOrder, Kernel, Softmax
+from heedful.kernels.higher_order import MOVE
 from heedful.masks import Mask
-from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference
-from heedful.ops._request import wide
+from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference, stream
+from heedful.ops._request import pairs, wide
 
-# Below this many pairs the coefficients fit a cache, and blocks would only add calls.
-SMALL = 2**20
+# Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls.
+SMALL, MANY, FEW = 2**20, 2**24, 2**16
+
+# Memory that `linear` may take for its features where it saves arithmetic alone.
+ROOM = 2**28
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 P = ParamSpec("P")
 
@@ -57,7 +65,12 @@ class Plan:
     considered: tuple[Considered, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"kernel": self.kernel.to_dict()}
+        considered = [
+            {"name": one.name, "refusal": one.refusal, "cost": one.cost and one.cost._asdict()}
+            for one in self.considered
+        ]
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain | {"kernel": self.kernel.to_dict(), "considered": considered}
 
     def __str__(self) -> str:
         lines = [
@@ -97,16 +110,21 @@ def plan(
     >>> attend.plan(x, x, x, kernel=Gaussian(2.0)).chosen
     'sdpa'
     """
-    request = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
+    asked = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
+    request = asked._replace(kernel=asked.kernel.of_pairs)
     chosen, reason = _choose(request, impl)
+    moving = _cost_of_moving(asked)
     considered = []
     for one in IMPLEMENTATIONS.values():
         refusal = one.refuse(request)
-        considered.append(Considered(one.name, refusal, None if refusal else one.cost(request)))
+        cost = None if refusal else one.cost(request)
+        considered.append(
+            Considered(one.name, refusal, cost and Cost(cost.flops + moving.flops, max(cost.bytes, moving.bytes)))
+        )
     return Plan(
         chosen,
         reason,
-        request.kernel,
+        asked.kernel,
         tuple(query.shape),
         tuple(key.shape),
         tuple(value.shape),
@@ -135,11 +153,13 @@ def coefficients(
     True
     """
     request = _request(query, key, key, attn_mask, 0.0, is_causal, scale, enable_gqa, kernel)
-    request = _moved(request, "auto").expanded()
-    at = masks.Block.whole(request.shape, query.device)
-    keep = None if request.mask is None else request.mask.block(at)
-    bias = None if request.bias is None else masks.cut(request.bias, at)
-    return reference.coefficients(request.kernel, request.query, request.key, keep, bias).to(key.dtype)
+    with _full_precision(request):
+        request, poison = _shield(request)
+        request = _centred(_moved(request, "auto")).expanded()
+        made = reference.coefficients(request.kernel, request.query, request.key, *request.visible()).to(
+            request.key.dtype
+        )
+        return made if poison is None else made + poison
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, *, kernel: Kernel) -> Step:
@@ -154,10 +174,18 @@ def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = 
     >>> torch.cat((first.output, last.output), -2).allclose(whole, atol=1e-6)
     True
     """
-    request = _request(query, key, value, None, 0.0, True, None, True, kernel).expanded()
-    if type(kernel).rewrite is not Kernel.rewrite:
+    if not isinstance(kernel, Kernel) or kernel.of_pairs is not kernel:
         raise Unsupported(f"{kernel!r} keeps no state of constant size here; attend over the whole prefix instead")
-    return linear.step(request.kernel, request.query, request.key, request.value, state)
+    request = _request(query, key, value, None, 0.0, True, None, True, kernel)
+    if query.shape[-2] != key.shape[-2] or query.shape[-2] == 0:
+        raise InvalidArgument(
+            f"step takes one key per query, and at least one; got query {tuple(query.shape)} and key {tuple(key.shape)}"
+        )
+    with _full_precision(request):
+        request, poison = _shield(request)
+        request = request.expanded()
+        output, new = linear.step(kernel, request.query, request.key, request.value, state)
+    return Step(output if poison is None else output + poison, new)
 
 
 def _operator(function: Callable[P, Tensor]) -> Attend[P]:
@@ -198,7 +226,7 @@ def attend(
 
     Returns:
         `[..., heads, queries, E]` in the value's dtype. A query that may attend to nothing gives zeros, with zero gradient.
-        What is hidden never leaks, not even NaN; a query that may attend to a key or value that is not finite gives NaN.
+        What is hidden never leaks, not even NaN; under a mask, a query that may attend to something not finite gives NaN.
 
     The form is that of Ma & Ying (2023), Proposition 3.1, in rows. Sums are kept in float32 for 16-bit inputs.
 
@@ -209,37 +237,74 @@ def attend(
     torch.Size([2, 4, 9, 8])
     """
     request = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    return _run(_moved(request, impl), impl)
-
-
-def _run(request: Request, impl: str) -> Tensor:
-    chosen, _ = _choose(request, impl)
-    run = IMPLEMENTATIONS[chosen].run
-    if request.mask is None:
-        return run(request)
-    if _free_to_look(request) and _all_finite(request):
-        return run(request)
-    shielded, poisoned = _shield(request)
-    return run(shielded) + poisoned
+    with _full_precision(request):
+        request, poison = _shield(request)
+        request = _centred(_moved(request, impl))
+        chosen, _ = _choose(request, impl)
+        out = IMPLEMENTATIONS[chosen].run(request)
+        return out if poison is None else out + poison
 
 
 def _moved(request: Request, impl: str) -> Request:
     """The request of a kernel of pairs: a kernel of the whole sequence moves the queries first, in wide precision."""
+    kernel = request.kernel
+    if kernel.of_pairs is kernel:
+        return request
 
     def inner(query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
         query, key = query.to(wide(key.dtype)), key.to(wide(key.dtype))
         moved = request._replace(query=query, key=key, value=key, kernel=kernel, bias=None, dropout_p=0.0)
-        refused = impl not in IMPLEMENTATIONS or IMPLEMENTATIONS[impl].refuse(moved) is not None
-        return _run(moved, "auto" if refused else impl)
+        named = impl if impl in IMPLEMENTATIONS and IMPLEMENTATIONS[impl].refuse(moved) is None else "auto"
+        return IMPLEMENTATIONS[_choose(moved, named)[0]].run(moved)
 
-    kernel, query = request.kernel.rewrite(request.query, request.key, inner)
-    return request._replace(kernel=kernel, query=query)
+    query = kernel.move(request.query, request.key, inner)
+    return request._replace(kernel=kernel.of_pairs, query=query)
+
+
+def _cost_of_moving(request: Request) -> Cost:
+    if not isinstance(request.kernel, HigherOrder):
+        return Cost(0.0, 0.0)
+    moved = request._replace(kernel=MOVE, value=request.key, bias=None)
+    cost = IMPLEMENTATIONS[_choose(moved, "auto")[0]].cost(moved)
+    return Cost(request.kernel.moves * cost.flops, cost.bytes)
+
+
+def _centred(request: Request) -> Request:
+    """For kernels of q - k alone: both less the mean of the keys in sight, which changes nothing but the rounding.
+
+    A squared distance is a difference of squares, and those of vectors far from zero drown it. 16-bit vectors are left as
+    they are: there the shift itself would round.
+    """
+    if not request.kernel.traits.stationary or request.query.dtype != torch.float32 or request.key.shape[-2] == 0:
+        return request
+    key = request.key.detach()
+    seen = None if request.mask is None else request.mask.seen_keys(request.shape, key.device)
+    if seen is None:
+        centre = key.mean(dim=-2, keepdim=True)
+    else:
+        if key.dim() > 2 and seen.dim() > 1:
+            seen = seen.any(dim=-2, keepdim=True)  # by any head
+        weight = seen[..., None].to(key.dtype)
+        centre = (key * weight).sum(dim=-2, keepdim=True) / weight.sum(dim=-2, keepdim=True).clamp_min(1)
+    if centre.dim() > 2:
+        centre = centre.mean(dim=-3, keepdim=True)
+    return request._replace(query=request.query - centre, key=request.key - centre)
+
+
+def _full_precision(request: Request) -> AbstractContextManager[Any]:
+    """Autocast has had its say in the dtype of the inputs; inside, sums keep the precision they ask for."""
+    kind = request.query.device.type
+    return torch.autocast(kind, enabled=False) if _autocasting(kind) else nullcontext()
+
+
+def _autocasting(kind: str) -> bool:
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def _choose(request: Request, impl: str) -> tuple[str, str]:
     """The implementation that runs, and why."""
     if impl != "auto":
-        if impl not in IMPLEMENTATIONS:
+        if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
             raise InvalidArgument(f"impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
         refusal = IMPLEMENTATIONS[impl].refuse(request)
         if refusal is not None:
@@ -250,15 +315,18 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
         return impl, "asked for by name"
     if IMPLEMENTATIONS["sdpa"].refuse(request) is None:
         return "sdpa", IMPLEMENTATIONS["sdpa"].summary
-    small = _count(request.shape) <= SMALL
+    each = request.shape[-2] * request.shape[-1]
+    small = pairs(request) <= (MANY if each <= FEW else SMALL)
     direct, why = (
         ("reference", "few pairs: writing all coefficients out is fastest")
         if small
         else ("stream", "many pairs: blocks of rows keep memory linear")
     )
     line = IMPLEMENTATIONS["linear"]
-    if line.refuse(request) is None and line.cost(request).flops <= IMPLEMENTATIONS[direct].cost(request).flops:
-        return "linear", line.summary
+    if line.refuse(request) is None:
+        cost, other = line.cost(request), IMPLEMENTATIONS[direct].cost(request)
+        if cost.flops <= other.flops and cost.bytes <= max(other.bytes, ROOM):
+            return "linear", line.summary
     return direct, why
 
 
@@ -279,9 +347,16 @@ def _request(
         raise InvalidArgument(f"kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:
+        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES or tensor.dim() < 2 or tensor.shape[-1] == 0:
             got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise InvalidArgument(f"{name} must be a floating tensor of shape (..., heads, seq, dim); got {got}")
+            raise InvalidArgument(
+                f"{name} must be a floating tensor (16, 32 or 64 bit) of shape (..., heads, seq, dim); got {got}"
+            )
+    if _autocasting(query.device.type):
+        kind = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x if x.dtype == torch.float64 else x.to(kind) for x in (query, key, value))
+        named = {"query": query, "key": key, "value": value}
+    for tensor in named.values():
         if tensor.dtype != query.dtype or tensor.device != query.device or tensor.dim() != query.dim():
             raise InvalidArgument(
                 "query, key and value must agree in dtype, device and number of axes; got "
@@ -291,19 +366,21 @@ def _request(
         raise InvalidArgument(f"query and key must share their last axis; got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise InvalidArgument(f"key and value must be equally many; got {key.shape[-2]} and {value.shape[-2]}")
-    if not 0.0 <= dropout_p < 1.0:
+    if not isinstance(dropout_p, Real) or not 0.0 <= dropout_p < 1.0:
         raise InvalidArgument(f"dropout_p must lie in [0, 1); got {dropout_p!r}")
     heads = query.shape[-3] if query.dim() > 2 else 1
     if query.dim() > 2:
         _check_heads(query, key, value, enable_gqa)
-    for name, tensor in kernel.tensors().items():
-        if tensor.dim() == 1 and tensor.shape[0] not in (1, heads):
-            raise InvalidArgument(f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or heads = {heads}")
-        if tensor.dim() == 1 and query.dim() == 2:
+    for name, tensor in kernel.of_pairs.tensors().items():
+        if tensor.dim() and query.dim() == 2:
             raise InvalidArgument(
                 f"the kernel's {name} is per head, but query {tuple(query.shape)} has no axis of heads"
             )
+        if tensor.dim() and tensor.shape[0] not in (1, heads):
+            raise InvalidArgument(f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or heads = {heads}")
     mask = masks.from_sdpa(attn_mask, is_causal)
+    if mask is masks.lower_right and query.shape[-2] == 1:
+        mask = None  # the last query sees everything
     request = Request(query, key, value, kernel.with_scale(scale), mask, dropout_p=dropout_p)
     if mask is None:
         return request
@@ -320,7 +397,7 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             raise InvalidArgument(
                 f"{name} has {tensor.shape[-3]} heads and query {heads}; pass enable_gqa=True to share key and value heads"
             )
-        if heads % tensor.shape[-3]:
+        if tensor.shape[-3] == 0 or heads % tensor.shape[-3]:
             raise InvalidArgument(f"query heads ({heads}) must be a multiple of {name} heads ({tensor.shape[-3]})")
     try:
         torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
@@ -333,43 +410,39 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 def _free_to_look(request: Request) -> bool:
     """Whether values may decide a branch: not while a graph is traced, and not where it would wait for a device."""
-    return request.query.device.type == "cpu" and not torch.compiler.is_compiling()
+    plain = request.query.device.type == "cpu" and not torch.compiler.is_compiling() and not stream.transforming()
+    return plain and all(type(x) in (Tensor, torch.nn.Parameter) for x in (request.query, request.key, request.value))
 
 
 def _all_finite(request: Request) -> bool:
     # Any NaN or infinity survives a sum; a sum that overflows merely takes the careful path.
-    total = request.key.detach().sum() + request.value.detach().sum()
-    if request.mask is not masks.causal:  # under which every query sees something
-        total = total + request.query.detach().sum()
+    total = request.query.detach().sum() + request.key.detach().sum() + request.value.detach().sum()
     return math.isfinite(total.item())
 
 
-def _shield(request: Request) -> tuple[Request, Tensor]:
-    """Zeros where a key or value is not finite, and NaN to be added for the queries that may attend to it.
+def _shield(request: Request) -> tuple[Request, Tensor | None]:
+    """Zeros where an input is not finite, and NaN to be added for the queries that may attend to it.
 
-    A coefficient of zero does not hide NaN (0 x NaN = NaN), so what a mask hides is taken out before it is combined.
+    A coefficient of zero does not hide NaN (0 x NaN = NaN), in forward or in backward, so what a mask hides is taken out
+    before it is combined.
     """
-    expanded = request.expanded()
     shape, mask = request.shape, request.mask
-    assert mask is not None
-    good = expanded.key.isfinite().all(dim=-1) & expanded.value.isfinite().all(dim=-1)  # [..., H, K]
-    reached = mask.reach(~good, shape)
-    sees = mask.reach(torch.ones_like(good), shape)
+    if mask is None or (_free_to_look(request) and _all_finite(request)):
+        return request, None
+    bad_query, bad_key, bad_value = (
+        ~x.isfinite().all(dim=-1) for x in (request.query, request.key, request.value)
+    )  # [..., H, Q], [..., G, K], [..., G, K]
+    bad = bad_key | bad_value
+    bad = request.per_head(bad, axis=-2) if bad.dim() > 1 else bad
+    sees = mask.reach(torch.ones_like(bad), shape)
+    poisoned = mask.reach(bad, shape) | (bad_query & sees)
     clean = request._replace(
-        query=request.query.masked_fill(~sees.expand(shape[:-1])[..., None], 0.0),
-        key=_zero_unless_finite(request.key),
-        value=_zero_unless_finite(request.value),
+        query=request.query.masked_fill(bad_query[..., None], 0.0),
+        key=request.key.masked_fill(bad_key[..., None], 0.0),
+        value=request.value.masked_fill(bad_value[..., None], 0.0),
     )
-    poison = torch.zeros_like(request.query[..., 0]).expand(shape[:-1]).masked_fill(reached, torch.nan)
-    return clean, poison[..., None].to(request.value.dtype)
-
-
-def _zero_unless_finite(x: Tensor) -> Tensor:
-    return x.masked_fill(~x.isfinite().all(dim=-1, keepdim=True), 0.0)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
+    poison = torch.zeros((), dtype=request.value.dtype, device=request.value.device).expand(shape[:-1])
+    return clean, poison.masked_fill(poisoned, torch.nan)[..., None]
 
 
 def _scaled(number: float, base: int, unit: str) -> str:

@@ -13,6 +13,7 @@ from heedful.kernels._base import (
     Parameter,
     Traits,
     _divide,
+    _hide,
     check_parameter,
     per_head,
 )
@@ -23,14 +24,16 @@ class _Pair(Kernel):
     right: Kernel
 
     def __post_init__(self) -> None:
-        for name in ("left", "right"):
-            part = getattr(self, name)
-            if not isinstance(part, Kernel):
-                raise InvalidArgument(f"{type(self).__name__}: {name} must be a kernel; got {part!r}")
-            if type(part).rewrite is not Kernel.rewrite:
-                raise InvalidArgument(
-                    f"{part!r} acts on the whole sequence; compose inside it, as in HigherOrder(a * b)"
-                )
+        _check_pairs(self, "left")
+        _check_pairs(self, "right")
+
+
+def _check_pairs(owner: Kernel, name: str) -> None:
+    part = getattr(owner, name)
+    if not isinstance(part, Kernel):
+        raise InvalidArgument(f"{type(owner).__name__}: {name} must be a kernel; got {part!r}")
+    if part.of_pairs is not part:
+        raise InvalidArgument(f"{part!r} acts on the whole sequence; compose inside it, as in HigherOrder(a * b)")
 
 
 class Product(_Pair):
@@ -46,7 +49,6 @@ class Product(_Pair):
         exponential = a.exponential and b.exponential
         return Traits(
             exponential=exponential,
-            bilinear=exponential and a.bilinear and b.bilinear,
             division=("sum" if "sum" in (a.division, b.division) else a.division or b.division)
             if exponential
             else None,
@@ -62,7 +64,15 @@ class Product(_Pair):
         if self.traits.exponential:
             return super().weights(query, key, keep, bias)
         weights = self.left.weights(query, key, keep) * self.right.weights(query, key, keep)
-        return weights if bias is None else weights * bias.exp()
+        return weights if bias is None else weights * _hide(bias, keep).exp()
+
+    @property
+    def scored(self) -> bool:
+        return self.traits.exponential
+
+    @property
+    def folds(self) -> bool:
+        return self.left.folds and self.right.folds
 
     def fold(self, query: Tensor, key: Tensor) -> Folded | None:
         left, right = self.left.fold(query, key), self.right.fold(query, key)
@@ -79,6 +89,8 @@ class Product(_Pair):
 
 class Sum(_Pair):
     """Coefficients added, each as `attend` would use it: attend(a + b) = attend(a) + attend(b)."""
+
+    scored = False
 
     @property
     def traits(self) -> Traits:
@@ -100,15 +112,21 @@ class Scaled(Kernel):
     factor: Parameter
 
     def __post_init__(self) -> None:
+        _check_pairs(self, "kernel")
         check_parameter(self, "factor")
+
+    @property
+    def scored(self) -> bool:
+        return self.kernel.scored
+
+    def with_scale(self, scale: float | None) -> Kernel:
+        return self if scale is None else Scaled(self.kernel.with_scale(scale), self.factor)
 
     @property
     def traits(self) -> Traits:
         inner = self.kernel.traits
         positive = not isinstance(self.factor, Tensor) and self.factor >= 0
-        return inner._replace(
-            exponential=False, bilinear=False, division=None, nonnegative=inner.nonnegative and positive
-        )
+        return inner._replace(exponential=False, division=None, nonnegative=inner.nonnegative and positive)
 
     def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return self.kernel.weights(query, key, keep, bias) * per_head(self.factor, query)
@@ -128,6 +146,7 @@ class Divided(Kernel):
     by: Division = "sum"
 
     def __post_init__(self) -> None:
+        _check_pairs(self, "kernel")
         if self.by not in ("sum", "count"):
             raise InvalidArgument(f"Divided: by must be 'sum' or 'count'; got {self.by!r}")
         if self.by == "sum" and not self.kernel.traits.nonnegative and type(self.kernel).traits is not Kernel.traits:
@@ -138,6 +157,17 @@ class Divided(Kernel):
     @property
     def traits(self) -> Traits:
         return self.kernel.traits._replace(division=self.by)
+
+    @property
+    def scored(self) -> bool:
+        return self.kernel.scored
+
+    @property
+    def folds(self) -> bool:
+        return self.kernel.folds
+
+    def with_scale(self, scale: float | None) -> Kernel:
+        return self if scale is None else Divided(self.kernel.with_scale(scale), self.by)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         return self.kernel.score(query, key)

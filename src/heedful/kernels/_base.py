@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
 
@@ -24,7 +25,6 @@ class Traits(NamedTuple):
     """What an implementation may rely on.
 
     exponential: the coefficient is exp(score), so that products add scores and rows can be normalised stably.
-    bilinear: the score is an inner product of functions of query and key plus terms of either: `fold` gives them.
     division: what each row of coefficients is divided by: its "sum", the "count" of keys it may attend to, or nothing.
     nonnegative: no coefficient is below zero.
     stationary: the coefficient depends on query - key alone.
@@ -32,7 +32,6 @@ class Traits(NamedTuple):
     """
 
     exponential: bool = False
-    bilinear: bool = False
     division: Division | None = None
     nonnegative: bool = False
     stationary: bool = False
@@ -54,10 +53,11 @@ class Kernel:
 
     A subclass is made a frozen dataclass by being defined; its annotated names are its parameters. One method is enough:
 
-    - `score(query, key)` together with `activation(score)`, or
+    - `score(query, key)`, with `activation(score)` where the coefficient is not the score itself, or
     - `coefficients(query, key)`, where the coefficient is not a function of one score.
 
-    Both take `[..., Q, D]` and `[..., K, D]` and return `[..., Q, K]`.
+    Both take `[..., heads, Q, D]` and `[..., heads, K, D]` and return `[..., heads, Q, K]`. The class needs no decorator and no
+    `__init__`; a tensor among its parameters has shape `()` or heads (or 1) as its first axis.
 
     >>> import torch
     >>> from heedful import Kernel, attend
@@ -75,6 +75,14 @@ class Kernel:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        known = Kernel._named.get(cls.__name__)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InvalidArgument(f"a kernel {cls.__name__} exists in {known.__module__}; give yours another name")
+        if {"score", "activation", "coefficients"} & cls.__dict__.keys():
+            # Another formula than the parent's: what the parent knew of faster forms holds no longer.
+            for name in ("fold", "features", "feature_size"):
+                if name not in cls.__dict__:
+                    setattr(cls, name, getattr(Kernel, name))
         dataclass(frozen=True, eq=False, repr=False)(cls)
         cls._names = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
         Kernel._named[cls.__name__] = cls
@@ -85,7 +93,7 @@ class Kernel:
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         """The number that `activation` turns into a coefficient, and to which a float mask is added."""
-        raise NotImplementedError(f"{type(self).__name__} has no score; it defines coefficients(query, key)")
+        raise InvalidArgument(f"{type(self).__name__} defines no score(query, key), which this needs")
 
     def activation(self, score: Tensor) -> Tensor:
         """The elementwise function from score to coefficient."""
@@ -101,20 +109,38 @@ class Kernel:
         `bias` is added to the score. A kernel without a score multiplies its coefficients by exp(bias), which for an
         exponential kernel is the same thing.
         """
-        exponential, division = self.traits.exponential, self.traits.division
-        if type(self).coefficients is not Kernel.coefficients:
-            coefficients = self.coefficients(query, key)
+        division = self.traits.division
+        if not self.scored:
+            coefficients = _hide(self._square(self.coefficients(query, key), query, key), keep)
             if bias is not None:
-                coefficients = coefficients * bias.exp()
-            return _divide(_hide(coefficients, keep), keep, division)
-        score = self.score(query, key)
+                coefficients = coefficients * _hide(bias, keep).exp()
+            return _divide(coefficients, keep, division)
+        score = self._square(self.score(query, key), query, key)
         if bias is not None:
-            score = score + bias
-        if exponential and division == "sum":
-            # A row without a key is NaN after the softmax, and every entry of it is hidden.
-            return _hide(_hide(score, keep, -math.inf).softmax(dim=-1), keep)
+            score = score + _hide(bias, keep)
+        if self.traits.exponential and division == "sum":
+            # The lowest float instead of -inf: a row without a key stays finite until all of it is hidden.
+            return _hide(_hide(score, keep, torch.finfo(score.dtype).min).softmax(dim=-1), keep)
         # Hidden scores are zeroed first: an infinite activation there would turn its zero gradient into NaN.
         return _divide(_hide(self.activation(_hide(score, keep)), keep), keep, division)
+
+    @property
+    def scored(self) -> bool:
+        """Whether coefficients are a function of one score, to which a float mask is added."""
+        return type(self).coefficients is Kernel.coefficients
+
+    @property
+    def folds(self) -> bool:
+        """Whether `fold` gives the score of an exponential kernel."""
+        return self.traits.exponential and type(self).fold is not Kernel.fold
+
+    def _square(self, pairs: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if pairs.shape[-2:] != (query.shape[-2], key.shape[-2]):
+            raise InvalidArgument(
+                f"{type(self).__name__} gave shape {tuple(pairs.shape)} for query {tuple(query.shape)} and key "
+                f"{tuple(key.shape)}; expected (..., {query.shape[-2]}, {key.shape[-2]})"
+            )
+        return pairs
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
         """Feature vectors `[..., Q, F]` and `[..., K, F]` whose inner product is the coefficient, where they are finite."""
@@ -128,9 +154,18 @@ class Kernel:
         """The score of an exponential kernel as softmax attention would compute it, where that is exact."""
         return None
 
-    def rewrite(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> tuple[Kernel, Tensor]:
-        """A kernel of the whole sequence states itself as a kernel of pairs on moved queries."""
-        return self, query
+    def steady_features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features that do not depend on which other keys are there, so that they can be summed up over time."""
+        return self.features(query, key)
+
+    @property
+    def of_pairs(self) -> Kernel:
+        """The kernel that acts on pairs once a kernel of the whole sequence has moved the queries."""
+        return self
+
+    def move(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        """The queries on which `of_pairs` acts; `attend` combines under the mask of the request."""
+        return query
 
     def with_scale(self, scale: float | None) -> Kernel:
         """This kernel with the `scale` argument of `attend`; refuses where it has no scale or another one already."""
@@ -174,6 +209,10 @@ class Kernel:
         from heedful.kernels._algebra import Sum
 
         return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+
+    def __radd__(self, other: int) -> Kernel:
+        # So that sum(kernels) works, which starts from 0.
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def normalized(self) -> Kernel:
         """Each row of coefficients divided by its sum."""
@@ -271,10 +310,17 @@ def shifted(score: Tensor, offset: Parameter) -> Tensor:
     return score + per_head(offset, score)
 
 
-def squared_distance(query: Tensor, key: Tensor) -> Tensor:
-    """||q - k||^2 for every pair, by one matrix product."""
-    norms = query.square().sum(-1)[..., :, None] + key.square().sum(-1)[..., None, :]
-    return (norms - 2 * query @ key.mT).clamp_min(0)
+def wide(x: Tensor) -> Tensor:
+    """In the type sums are kept in: float64 as it is, anything else float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def minus_squared_distance(query: Tensor, key: Tensor, factor: Parameter) -> Tensor:
+    """-factor ||q - k||^2 for every pair, by one matrix product of factor [2q, -q.q, -1] and [k, 1, k.k]."""
+    ones_q, ones_k = torch.ones_like(query[..., :1]), torch.ones_like(key[..., :1])
+    left = torch.cat((2 * query, -query.square().sum(-1, keepdim=True), -ones_q), dim=-1) * factor
+    right = torch.cat((key, ones_k, key.square().sum(-1, keepdim=True)), dim=-1)
+    return (left @ right.mT).clamp_max(0)
 
 
 def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optional: bool = False) -> None:
@@ -286,10 +332,10 @@ def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optiona
         right = value.is_floating_point() and value.dim() <= 1
         # Values are not read where that would wait for a device or break a compiled graph.
         if right and value.device.type == "cpu" and not torch.compiler.is_compiling():
-            right = bool((value > 0 if positive else value.isfinite()).all())
+            right = bool((value.isfinite() & (value > 0 if positive else True)).all())
     else:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        right = is_number and math.isfinite(value) and (value > 0 or not positive)
+        right = isinstance(value, Real) and not isinstance(value, bool)
+        right = right and math.isfinite(value) and (value > 0 or not positive)
     if not right:
         wanted = f"{'a positive' if positive else 'a finite'} number or a floating tensor of shape () or (heads,)"
         raise InvalidArgument(f"{type(owner).__name__}: {name} must be {wanted}; got {_brief(value)}")
@@ -304,8 +350,10 @@ def _divide(coefficients: Tensor, keep: Tensor | None, division: Division | None
         total = coefficients.sum(dim=-1, keepdim=True)
         return coefficients / total.masked_fill(total == 0, 1.0)
     if division == "count":
-        count = coefficients.shape[-1] if keep is None else keep.sum(dim=-1, keepdim=True).clamp_min(1)
-        return coefficients / count
+        if keep is None:
+            return coefficients / max(1, coefficients.shape[-1])
+        seen = keep.expand(*keep.shape[:-1], coefficients.shape[-1])
+        return coefficients / seen.sum(dim=-1, keepdim=True).clamp_min(1)
     return coefficients
 
 
@@ -322,10 +370,11 @@ def _rich(value: Any) -> Any:
     if isinstance(value, dict) and "type" in value:
         return Kernel.from_dict(value)
     if isinstance(value, dict) and "tensor" in value:
-        return torch.tensor(
-            value["tensor"], dtype=getattr(torch, value["dtype"]), requires_grad=value.get("learned", False)
-        )
-    return value
+        kind = getattr(torch, str(value.get("dtype")), None)
+        if not isinstance(kind, torch.dtype):
+            raise InvalidArgument(f"a tensor in a kernel's description has the dtype {value.get('dtype')!r}")
+        return torch.tensor(value["tensor"], dtype=kind, requires_grad=bool(value.get("learned", False)))
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _brief(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -48,6 +49,10 @@ class FeatureMap(Kernel):
             )
         if isinstance(self.features_count, bool) or not isinstance(self.features_count, int) or self.features_count < 1:
             raise InvalidArgument(f"FeatureMap: features_count must be a positive integer; got {self.features_count!r}")
+        if self.normalize not in (None, True, False) or isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidArgument(
+                f"FeatureMap: normalize is True, False or None and seed an integer; got {self.normalize!r}, {self.seed!r}"
+            )
         check_parameter(self, "scale", positive=True, optional=True)
 
     @property
@@ -67,16 +72,31 @@ class FeatureMap(Kernel):
             return query.relu(), key.relu()
         if self.map == "cosine":
             return normalize(query, dim=-1), normalize(key, dim=-1)
-        return self._random(query), self._random(key)
+        query, key = self._exponent(query), self._exponent(key)
+        if self.traits.division == "sum":
+            # Constant in a row of coefficients, so they cancel; without them large vectors leave the range of floats.
+            query = query - query.detach().amax(dim=-1, keepdim=True)
+            key = key - (key.detach().amax(dim=(-2, -1), keepdim=True) if key.shape[-2] else 0.0)
+        return query.exp(), key.exp()
+
+    def steady_features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.map != "random":
+            return self.features(query, key)
+        # In float64, whose range the exponents of ordinary vectors do not leave.
+        return self._exponent(query.double()).exp(), self._exponent(key.double()).exp()
+
+    def with_scale(self, scale: float | None) -> Kernel:
+        if scale is not None and self.map != "random":
+            raise InvalidArgument(f"scale={scale!r} given, but FeatureMap({self.map!r}) has no scale")
+        return super().with_scale(scale)
 
     def feature_size(self, head_dim: int) -> int:
         return self.features_count if self.map == "random" else head_dim
 
-    def _random(self, x: Tensor) -> Tensor:
+    def _exponent(self, x: Tensor) -> Tensor:
         x = x * default_scale(self.scale, x) ** 0.5
         directions = orthogonal_directions(self.features_count, x.shape[-1], self.seed, x.device).to(x.dtype)
-        exponent = x @ directions.T - x.square().sum(-1, keepdim=True) / 2
-        return exponent.exp() * self.features_count**-0.5
+        return x @ directions.T - x.square().sum(-1, keepdim=True) / 2 - math.log(self.features_count) / 2
 
 
 @lru_cache(maxsize=64)

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import Folded, Kernel, Parameter, Traits, _brief
+from heedful.kernels._base import Kernel, Parameter, Traits, _brief
 from heedful.kernels.elementwise import Polynomial
 from heedful.kernels.softmax import Softmax
+
+# Moves a query through the second moment of the keys it sees: the mean of (q.k) k.
+MOVE = Polynomial(degree=1, scale=1.0).averaged()
 
 
 class HigherOrder(Kernel):
@@ -50,26 +53,32 @@ class HigherOrder(Kernel):
         inner = self.kernel.traits
         return inner._replace(stationary=False, invariant=inner.invariant and self.mix is None)
 
-    def score(self, query: Tensor, key: Tensor) -> Tensor:
+    @property
+    def of_pairs(self) -> Kernel:
+        return self.kernel
+
+    def coefficients(self, query: Tensor, key: Tensor) -> Tensor:
         raise InvalidArgument(
             f"{self!r} is a kernel of the whole sequence, not of a pair; call attend, or attend.coefficients"
         )
 
-    def rewrite(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> tuple[Kernel, Tensor]:
-        for _ in range(self.order // 2 - 1):
-            query = attend(query, key, kernel=Polynomial(degree=1, scale=1.0).averaged())
+    def move(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        size = query.shape[-1]
+        if self.mix is not None and self.mix.shape[-2:] != (size, size):
+            raise InvalidArgument(f"HigherOrder: mix has shape {tuple(self.mix.shape)}; expected (..., {size}, {size})")
+        for _ in range(self.moves):
+            query = attend(query, key, kernel=MOVE)
             if self.mix is not None:
                 query = query @ self.mix.to(query.dtype)
-        return self.kernel, query
+        return query
+
+    @property
+    def moves(self) -> int:
+        """How often the query is moved."""
+        return self.order // 2 - 1
 
     def with_scale(self, scale: float | None) -> Kernel:
         return self if scale is None else HigherOrder(self.kernel.with_scale(scale), self.order, self.mix)
-
-    def fold(self, query: Tensor, key: Tensor) -> Folded | None:
-        return self.kernel.fold(query, key)
-
-    def feature_size(self, head_dim: int) -> int | None:
-        return self.kernel.feature_size(head_dim)
 
     def normalized(self) -> Kernel:
         return HigherOrder(self.kernel.normalized(), self.order, self.mix)
@@ -78,9 +87,11 @@ class HigherOrder(Kernel):
         return HigherOrder(self.kernel.averaged(), self.order, self.mix)
 
     def __mul__(self, other: Kernel | Parameter) -> Kernel:
+        if isinstance(other, Kernel):
+            raise InvalidArgument(f"{self!r} acts on the whole sequence; compose inside it, as in HigherOrder(a * b)")
         return HigherOrder(self.kernel * other, self.order, self.mix)
 
     __rmul__ = __mul__
 
     def __add__(self, other: Kernel) -> Kernel:
-        return HigherOrder(self.kernel + other, self.order, self.mix)
+        raise InvalidArgument(f"{self!r} acts on the whole sequence; compose inside it, as in HigherOrder(a + b)")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from heedful.kernels._base import Folded, Kernel, Parameter, Traits, check_parameter, default_scale, per_head
+from heedful.kernels._base import Folded, Kernel, Parameter, Traits, check_parameter, default_scale, per_head, wide
 
 
 class Softmax(Kernel):
@@ -25,7 +24,7 @@ class Softmax(Kernel):
 
     @property
     def traits(self) -> Traits:
-        return Traits(exponential=True, bilinear=True, division="sum", nonnegative=True, invariant=True)
+        return Traits(exponential=True, division="sum", nonnegative=True, invariant=True)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         return (query * default_scale(self.scale, query)) @ key.mT
@@ -33,5 +32,5 @@ class Softmax(Kernel):
     def fold(self, query: Tensor, key: Tensor) -> Folded:
         if not isinstance(self.scale, Tensor):
             return Folded(query, key, None, query.shape[-1] ** -0.5 if self.scale is None else self.scale)
-        wide = query if query.dtype == torch.float64 else query.float()
-        return Folded((wide * per_head(self.scale, wide)).to(query.dtype), key, None, 1.0)
+        scaled = wide(query) * per_head(self.scale, wide(query))
+        return Folded(scaled.to(query.dtype), key, None, 1.0)

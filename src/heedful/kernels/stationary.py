@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heedful._errors import InvalidArgument
 from heedful.kernels._base import (
     Folded,
     Kernel,
     Parameter,
     Traits,
     check_parameter,
+    minus_squared_distance,
     per_head,
-    squared_distance,
+    wide,
 )
 
 
@@ -26,12 +28,13 @@ class _Distance(Kernel):
 
     def __post_init__(self) -> None:
         check_parameter(self, "bandwidth", positive=True, optional=True)
+        if not isinstance(self.normalize, bool):
+            raise InvalidArgument(f"{type(self).__name__}: normalize must be True or False; got {self.normalize!r}")
 
     @property
     def traits(self) -> Traits:
         return Traits(
             exponential=True,
-            bilinear=type(self).fold is not Kernel.fold,
             division="sum" if self.normalize else None,
             nonnegative=True,
             stationary=True,
@@ -58,15 +61,15 @@ class Gaussian(_Distance):
         return per_head(self.bandwidth, query) ** -2
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        return -0.5 * squared_distance(query, key) * self._inverse_square(query)
+        return minus_squared_distance(query, key, 0.5 * self._inverse_square(query))
 
     def fold(self, query: Tensor, key: Tensor) -> Folded:
-        wide_key = key if key.dtype == torch.float64 else key.float()
-        precision = self._inverse_square(wide_key)
-        column = -0.5 * wide_key.square().sum(-1)  # [..., K]
+        keys = wide(key)
+        precision = self._inverse_square(keys)
+        column = -0.5 * keys.square().sum(-1)  # [..., K]
         if isinstance(precision, Tensor):
-            moved = (query * precision).to(query.dtype)
-            return Folded(moved, key, column * precision.flatten()[:, None], 1.0)
+            by_head = precision[..., 0] if precision.dim() == 3 else precision
+            return Folded((wide(query) * precision).to(query.dtype), key, column * by_head, 1.0)
         return Folded(query, key, column * precision, precision)
 
 

@@ -14,26 +14,37 @@ from heedful._errors import InvalidArgument
 
 Align = Literal["start", "end"]
 
+# A float mask hides where it is as low as floats go; the lowest bfloat16, written in any wider type, counts.
+LOWEST = -3.38e38
+
+
+Range = tuple[int, int]
+"""From the first to behind the last; plain numbers, so that a compiled graph may leave them open."""
+
 
 class Block(NamedTuple):
-    """A piece of the grid of pairs: slices of the leading axes, of the queries and of the keys, out of `shape`."""
+    """A piece of the grid of pairs: ranges of the leading axes, of the queries and of the keys, out of `shape`."""
 
-    lead: tuple[slice, ...]
-    rows: slice
-    cols: slice
+    lead: tuple[Range, ...]
+    rows: Range
+    cols: Range
     shape: tuple[int, ...]  # (*leading, queries, keys)
     device: torch.device
 
     @staticmethod
     def whole(shape: Sequence[int], device: torch.device) -> Block:
-        lead = tuple(slice(0, size) for size in shape[:-2])
-        return Block(lead, slice(0, shape[-2]), slice(0, shape[-1]), tuple(shape), device)
+        *lead, queries, keys = shape
+        return Block(tuple((0, size) for size in lead), (0, queries), (0, keys), tuple(shape), device)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in (*self.lead, self.rows, self.cols))
 
     def row_index(self) -> Tensor:
-        return torch.arange(self.rows.start, self.rows.stop, device=self.device)[:, None]
+        return torch.arange(*self.rows, device=self.device)[:, None]
 
     def col_index(self) -> Tensor:
-        return torch.arange(self.cols.start, self.cols.stop, device=self.device)
+        return torch.arange(*self.cols, device=self.device)
 
 
 class Mask:
@@ -50,9 +61,9 @@ class Mask:
         """True where the query may attend to the key; broadcastable to the block's shape."""
         raise NotImplementedError
 
-    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
-        """Keys outside this slice are hidden from all of these rows."""
-        return slice(0, shape[-1])
+    def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
+        """Keys outside this range are hidden from all of these rows."""
+        return 0, shape[-1]
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuses a grid that this mask does not fit."""
@@ -63,14 +74,21 @@ class Mask:
         return self.block(Block.whole(shape, torch.device(device)))
 
     def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Which queries may attend to a marked key: `[..., K]` booleans to `[..., Q]`."""
-        count = max(1, 2**22 // max(1, shape[-1]))
+        """Which queries may attend to a marked key: `[..., K]` booleans to `[..., Q]`, or `[..., 1]` for all alike."""
+        whole = Block.whole(shape, marked.device)
+        if self.same_for_every_query:
+            return (self.block(whole)[..., 0, :] & marked).any(dim=-1, keepdim=True)
+        count = max(1, 2**22 // max(1, torch.Size(shape[:-2]).numel() * shape[-1]))
         blocks = []
         for start in range(0, shape[-2], count):
-            at = Block.whole(shape, marked.device)._replace(rows=slice(start, min(start + count, shape[-2])))
-            seen = self.block(at) & marked[..., None, :]
-            blocks.append(seen.any(dim=-1).expand(*seen.shape[:-2], at.rows.stop - at.rows.start))
+            rows = (start, min(start + count, shape[-2]))
+            seen = self.block(whole._replace(rows=rows)) & marked[..., None, :]
+            blocks.append(seen.any(dim=-1).expand(*seen.shape[:-2], rows[1] - rows[0]))
         return torch.cat(blocks, dim=-1)
+
+    def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+        """Keys `[..., K]` that some query may attend to; None where that is all of them, or may be."""
+        return self.block(Block.whole(shape, device))[..., 0, :] if self.same_for_every_query else None
 
     def __and__(self, other: Mask) -> Mask:
         return _And(self, _known(other))
@@ -91,8 +109,8 @@ class _Causal(Mask):
     def block(self, at: Block) -> Tensor:
         return at.col_index() <= at.row_index() + _offset(self.align, at.shape)
 
-    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
-        return slice(0, min(max(rows.stop + _offset(self.align, shape), 0), shape[-1]))
+    def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
+        return 0, min(max(rows[1] + _offset(self.align, shape), 0), shape[-1])
 
     def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
         last = torch.arange(shape[-2], device=marked.device) + _offset(self.align, shape)
@@ -110,10 +128,10 @@ class _Window(Mask):
         ahead = at.col_index() - at.row_index() - _offset(self.align, at.shape)
         return (ahead >= -self.before) & (ahead <= self.after)
 
-    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+    def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
         offset = _offset(self.align, shape)
-        start = min(max(rows.start + offset - self.before, 0), shape[-1])
-        return slice(start, min(max(rows.stop + offset + self.after, start), shape[-1]))
+        start = min(max(rows[0] + offset - self.before, 0), shape[-1])
+        return start, min(max(rows[1] + offset + self.after, start), shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +140,7 @@ class _Keys(Mask):
     same_for_every_query = True
 
     def check(self, shape: tuple[int, ...]) -> None:
-        _fit("keys", self.keep, (*shape[: self.keep.dim() - 1], shape[-1]), "(batch, keys)")
+        _fit("keys", self.keep, shape, (shape[-1],), "(batch, keys)")
 
     def block(self, at: Block) -> Tensor:
         return _along_batch(self.keep, at, at.cols)[..., None, :]
@@ -131,13 +149,17 @@ class _Keys(Mask):
 @dataclass(frozen=True, eq=False)
 class _Padding(Mask):
     lengths: Tensor  # [batch...]
+    longest: int | None  # None where it could only be had by waiting for a device
     same_for_every_query = True
 
     def check(self, shape: tuple[int, ...]) -> None:
-        _fit("padding", self.lengths, shape[: self.lengths.dim()], "(batch,)")
+        _fit("padding", self.lengths, shape, (), "(batch,)")
 
     def block(self, at: Block) -> Tensor:
-        return at.col_index() < _along_batch(self.lengths.to(at.device)[..., None], at, slice(0, 1))[..., None, :]
+        return at.col_index() < _along_batch(self.lengths[..., None], at, (0, 1))[..., None, :]
+
+    def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
+        return 0, shape[-1] if self.longest is None else min(self.longest, shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +168,8 @@ class _Document(Mask):
     key_ids: Tensor  # [batch..., K]
 
     def check(self, shape: tuple[int, ...]) -> None:
-        _fit("document", self.query_ids, (*shape[: self.query_ids.dim() - 1], shape[-2]), "(batch, queries)")
-        _fit("document", self.key_ids, (*shape[: self.key_ids.dim() - 1], shape[-1]), "(batch, keys)")
+        _fit("document", self.query_ids, shape, (shape[-2],), "(batch, queries)")
+        _fit("document", self.key_ids, shape, (shape[-1],), "(batch, keys)")
 
     def block(self, at: Block) -> Tensor:
         queries = _along_batch(self.query_ids, at, at.rows)[..., :, None]
@@ -177,7 +199,10 @@ class _Dense(Mask):
 
     def block(self, at: Block) -> Tensor:
         keep = cut(self.keep, at)
-        return keep if keep.dtype == torch.bool else keep > torch.finfo(keep.dtype).min
+        return keep if keep.dtype == torch.bool else keep > max(LOWEST, torch.finfo(keep.dtype).min)
+
+    def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+        return self.block(Block.whole(shape, device)).any(dim=-2)
 
 
 @dataclass(frozen=True)
@@ -197,10 +222,20 @@ class _And(Mask):
     def block(self, at: Block) -> Tensor:
         return self.left.block(at) & self.right.block(at)
 
-    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+    def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
         left, right = self.left.span(rows, shape), self.right.span(rows, shape)
-        start = max(left.start, right.start)
-        return slice(start, max(start, min(left.stop, right.stop)))
+        start = max(left[0], right[0])
+        return start, max(start, min(left[1], right[1]))
+
+    def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
+        for one, other in ((self.left, self.right), (self.right, self.left)):
+            if one.same_for_every_query:
+                return other.reach(marked & one.block(Block.whole(shape, marked.device))[..., 0, :], shape)
+        return super().reach(marked, shape)
+
+    def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+        left, right = self.left.seen_keys(shape, device), self.right.seen_keys(shape, device)
+        return right if left is None else left if right is None else left & right
 
     def check(self, shape: tuple[int, ...]) -> None:
         self.left.check(shape)
@@ -208,16 +243,27 @@ class _And(Mask):
 
 
 @dataclass(frozen=True)
-class _Or(_And):
+class _Or(Mask):
+    left: Mask
+    right: Mask
+
     def __post_init__(self) -> None:
         _without_bias(self.left, self.right)
+
+    @property
+    def same_for_every_query(self) -> bool:  # type: ignore[override]
+        return self.left.same_for_every_query and self.right.same_for_every_query
 
     def block(self, at: Block) -> Tensor:
         return self.left.block(at) | self.right.block(at)
 
-    def span(self, rows: slice, shape: tuple[int, ...]) -> slice:
+    def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
         left, right = self.left.span(rows, shape), self.right.span(rows, shape)
-        return slice(min(left.start, right.start), max(left.stop, right.stop))
+        return min(left[0], right[0]), max(left[1], right[1])
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.left.check(shape)
+        self.right.check(shape)
 
 
 @dataclass(frozen=True)
@@ -265,14 +311,10 @@ class _Beside(Mask):
     def block(self, at: Block) -> Tensor:
         parts = []
         for part, start, count in ((self.left, 0, self.keys), (self.right, self.keys, self.extra)):
-            first, last = (min(max(edge - start, 0), count) for edge in (at.cols.start, at.cols.stop))
-            inner = at._replace(cols=slice(first, last), shape=(*at.shape[:-1], count))
-            lead = tuple(c.stop - c.start for c in at.lead)
-            whole = (*lead, at.rows.stop - at.rows.start, last - first)
-            if part is None:
-                parts.append(torch.ones((), dtype=torch.bool, device=at.device).expand(whole))
-            else:
-                parts.append(part.block(inner).expand(whole))
+            first, last = (min(max(edge - start, 0), count) for edge in at.cols)
+            inner = at._replace(cols=(first, last), shape=(*at.shape[:-1], count))
+            kept = torch.ones((), dtype=torch.bool, device=at.device) if part is None else part.block(inner)
+            parts.append(kept.expand(inner.size))
         return torch.cat(parts, dim=-1)
 
 
@@ -296,12 +338,16 @@ def window(before: int, after: int | None = None, *, align: Align = "start") -> 
 
 def padding(lengths: Tensor | Sequence[int]) -> Mask:
     """Keys at and behind each sequence's length are hidden; `lengths` has the batch's shape."""
-    made = torch.as_tensor(lengths)
+    made = _tensor("padding", "lengths", lengths)
     if made.is_floating_point() or made.dtype == torch.bool or made.dim() == 0:
         raise InvalidArgument(
             f"padding: lengths must be integers of shape (batch,); got {made.dtype} {tuple(made.shape)}"
         )
-    return _Padding(made)
+    if made.device.type != "cpu" or torch.compiler.is_compiling():
+        return _Padding(made, None)
+    if made.numel() and int(made.min()) < 0:
+        raise InvalidArgument(f"padding: lengths must not be negative; got {int(made.min())}")
+    return _Padding(made, int(made.max()) if made.numel() else 0)
 
 
 def keys(keep: Tensor) -> Mask:
@@ -312,7 +358,8 @@ def keys(keep: Tensor) -> Mask:
 
 def document(ids: Tensor, key_ids: Tensor | None = None) -> Mask:
     """Queries see keys of the same document; `ids` is (batch, queries) or (queries,)."""
-    return _Document(torch.as_tensor(ids), torch.as_tensor(ids if key_ids is None else key_ids))
+    queries = _tensor("document", "ids", ids)
+    return _Document(queries, queries if key_ids is None else _tensor("document", "key_ids", key_ids))
 
 
 def dense(keep: Tensor) -> Mask:
@@ -328,18 +375,22 @@ def beside(left: Mask | None, keys: int, right: Mask | None, extra: int) -> Mask
 
 def cut(tensor: Tensor, at: Block) -> Tensor:
     """The block of a tensor that broadcasts to (*leading, queries, keys)."""
-    cuts = (*at.lead, at.rows, at.cols)[len(at.lead) + 2 - tensor.dim() :]
-    return tensor[tuple(c if size > 1 else slice(None) for c, size in zip(cuts, tensor.shape, strict=True))]
+    return _slice(tensor, (*at.lead, at.rows, at.cols)[len(at.lead) + 2 - tensor.dim() :])
 
 
-def _along_batch(tensor: Tensor, at: Block, last: slice) -> Tensor:
+def _along_batch(tensor: Tensor, at: Block, last: Range) -> Tensor:
     """`[batch..., n]` cut and given the leading axes it lacks, so that `[..., None, :]` broadcasts to the block."""
     batch = tensor.dim() - 1
-    cuts = (*at.lead[:batch], last)
-    tensor = tensor.to(at.device)[
-        tuple(c if size > 1 else slice(None) for c, size in zip(cuts, tensor.shape, strict=True))
-    ]
+    tensor = _slice(tensor.to(at.device), (*at.lead[:batch], last))
     return tensor.reshape(*tensor.shape[:-1], *(1,) * (len(at.lead) - batch), tensor.shape[-1])
+
+
+def _slice(tensor: Tensor, ranges: Sequence[Range]) -> Tensor:
+    """These ranges of a tensor's axes; an axis of one entry stands for all."""
+    for axis, (start, stop) in enumerate(ranges):
+        if tensor.shape[axis] != 1:
+            tensor = tensor.narrow(axis, start, stop - start)
+    return tensor
 
 
 def _offset(align: Align, shape: tuple[int, ...]) -> int:
@@ -363,11 +414,24 @@ def _boolean(name: str, keep: object) -> None:
         raise InvalidArgument(f"{name}: keep must be a boolean tensor, True = may attend; got {got}")
 
 
-def _fit(name: str, tensor: Tensor, wanted: tuple[int, ...], meaning: str) -> None:
+def _tensor(name: str, argument: str, value: object) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidArgument(f"{name}: {argument} must be a tensor or a list of numbers; got {value!r:.60}") from None
+
+
+def _fit(name: str, tensor: Tensor, shape: tuple[int, ...], last: tuple[int, ...], meaning: str) -> None:
+    """Refuses a tensor that is not `(*batch, *last)` with a batch of the grid's first axes."""
+    batch = tensor.dim() - len(last)
+    wanted = (*shape[:-2][: max(batch, 0)], *last)
     if tensor.dim() != len(wanted) or any(
         have not in (1, want) for have, want in zip(tensor.shape, wanted, strict=True)
     ):
-        raise InvalidArgument(f"{name}: got shape {tuple(tensor.shape)}, expected {meaning} = {wanted}")
+        raise InvalidArgument(
+            f"{name}: got shape {tuple(tensor.shape)}, expected {meaning} = {wanted} for queries and keys "
+            f"of (*leading, queries, keys) = {shape}"
+        )
 
 
 def split_causal(mask: Mask | None, shape: tuple[int, ...]) -> tuple[bool, Mask | None] | None:

@@ -43,6 +43,10 @@ def from_multihead(
         if attn_mask.dtype == torch.bool:
             attn_mask = ~attn_mask
         if attn_mask.dim() == 3:
+            if attn_mask.shape[0] % num_heads:
+                raise InvalidArgument(
+                    f"attn_mask has shape {tuple(attn_mask.shape)}; expected (batch * heads, queries, keys) with {num_heads} heads"
+                )
             attn_mask = attn_mask.unflatten(0, (-1, num_heads))  # [B * H, Q, K] -> [B, H, Q, K]
     mask = from_sdpa(attn_mask, is_causal)
     if key_padding_mask is not None:

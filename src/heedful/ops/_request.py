@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heedful.kernels import Kernel
-from heedful.masks import Mask
+from heedful.masks import Block, Mask, cut
 
 
 class Request(NamedTuple):
@@ -33,11 +33,20 @@ class Request(NamedTuple):
 
     def expanded(self) -> Request:
         """Keys and values written out once per query head."""
-        if self.query.dim() < 3 or self.query.shape[-3] == self.key.shape[-3] == self.value.shape[-3]:
-            return self
-        heads = self.query.shape[-3]
-        key, value = (x.repeat_interleave(heads // x.shape[-3], dim=-3) for x in (self.key, self.value))
-        return self._replace(key=key, value=value)
+        return self._replace(key=self.per_head(self.key), value=self.per_head(self.value))
+
+    def per_head(self, x: Tensor, axis: int = -3) -> Tensor:
+        """A tensor of key heads written out once per query head."""
+        if self.query.dim() < 3 or x.shape[axis] == self.query.shape[-3]:
+            return x
+        return x.repeat_interleave(self.query.shape[-3] // x.shape[axis], dim=axis)
+
+    def visible(self, at: Block | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """Where a block's rows may attend, and what is added to their scores; of the whole grid by default."""
+        if self.mask is None:
+            return None, None
+        at = Block.whole(self.shape, self.query.device) if at is None else at
+        return self.mask.block(at), None if self.bias is None else cut(self.bias, at)
 
 
 class Cost(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from heedful.masks import Block, cut, split_causal
+from heedful.masks import split_causal
 from heedful.ops import reference
-from heedful.ops._request import Cost, Implementation, Request
+from heedful.ops._request import Cost, Implementation, Request, wide
 
 
 def run(request: Request) -> Tensor:
@@ -55,6 +55,9 @@ def append_column(query: Tensor, key: Tensor, column: Tensor) -> tuple[Tensor, T
     parts = []
     terms = 1 if query.dtype in (torch.float32, torch.float64) else 3
     limit = torch.finfo(query.dtype).max
+    if terms > 1 and column.shape[-1]:
+        # A constant in every row, which normalisation cancels: only differences between keys need the range.
+        column = column - column.detach().amax(dim=-1, keepdim=True)
     for _ in range(terms):
         part = column.clamp(-limit, limit).to(query.dtype)
         parts.append(part)
@@ -69,12 +72,13 @@ def _mask(request: Request) -> tuple[bool, Tensor | None, Tensor | None]:
         return False, None, None
     if request.bias is None and split_causal(request.mask, request.shape) == (True, None):
         return True, None, None
-    at = Block.whole(request.shape, request.query.device)
-    keep = request.mask.block(at)
+    keep, bias = request.visible()
+    assert keep is not None
     sees = keep.any(dim=-1, keepdim=True)
-    if request.bias is None:
+    if bias is None:
         return False, keep, sees
-    bias = cut(request.bias, at).to(request.query.dtype)
+    # Torch takes a mask of float32 beside 16-bit queries, so a finer mask is not rounded.
+    bias = bias if bias.dtype == request.query.dtype else bias.to(wide(request.query.dtype))
     return False, bias.masked_fill(~keep, -math.inf), sees
 
 
@@ -84,7 +88,7 @@ def refuse(request: Request) -> str | None:
         return "the coefficient is not the exponential of a score"
     if traits.division != "sum":
         return "rows are not normalised by their sum"
-    if not traits.bilinear:
+    if not request.kernel.folds:
         return "the score is no inner product plus a term of the key"
     return None
 
@@ -102,7 +106,8 @@ def cost(request: Request) -> Cost:
         rows = request.query.shape[:-1].numel() * 2 + request.key.shape[:-1].numel() * 2
         base, extra = Cost(base.flops * 2 * size / depth, 0.0), float(rows * size * item)
     if request.mask is not None and split_causal(request.mask, request.shape) != (True, None):
-        extra += float(math.prod(request.shape[-2:]))
+        rows = 1 if request.mask.same_for_every_query else request.shape[-2]
+        extra += float(math.prod(request.shape[:-3]) * rows * request.shape[-1] * (1 if request.bias is None else 5))
     return Cost(base.flops, extra)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.functional import pad
 
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel
-from heedful.masks import Block, Mask, cut, split_causal
+from heedful.masks import Mask, split_causal
 from heedful.ops._request import Cost, Implementation, Request, wide
 
 CHUNK = 128
@@ -34,7 +35,7 @@ def run(request: Request) -> Tensor:
     parts = split_causal(request.mask, request.shape)
     assert parts is not None
     is_causal, mask = parts
-    query, key, value = _prepare(request.kernel, request.query, request.key, request.value)
+    query, key, value = _prepare(request.kernel.features, request.query, request.key, request.value)
     keep = _visible(request, mask, key.dtype)
     key = key if keep is None else key * keep[..., None]
     if is_causal:
@@ -52,38 +53,42 @@ def _visible(request: Request, mask: Mask | None, dtype: torch.dtype) -> Tensor 
     """The weight of every key, `[..., K]`: zero where it is hidden, else exp of what the mask adds."""
     if mask is None:
         return None
-    at = Block.whole(request.shape, request.key.device)
-    keep = mask.block(at)[..., 0, :].to(dtype)
-    return keep if request.bias is None else keep * cut(request.bias, at)[..., 0, :].to(dtype).exp()
+    keep, bias = request._replace(mask=mask).visible()
+    assert keep is not None
+    keep = keep[..., 0, :].expand(*keep.shape[:-2], request.key.shape[-2])
+    if bias is None:
+        return keep.to(dtype)
+    return keep * bias[..., 0, :].to(dtype).masked_fill(~keep, 0.0).exp()
 
 
 def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None) -> Step:
-    """Continues causal attention by the given tokens: O(F E) each, whatever came before.
-
-    `step` over a sequence in pieces of any size equals `attend(..., is_causal=True)` over the whole.
-    """
-    if query.shape[-2] != key.shape[-2]:
-        raise InvalidArgument(f"step takes one key per query; got {query.shape[-2]} queries and {key.shape[-2]} keys")
+    """Continues causal attention by the given tokens: O(F E) each, whatever came before."""
     dtype = value.dtype
-    query, key, value = _prepare(kernel, query, key, value)
+    query, key, value = _prepare(kernel.steady_features, query, key, value)
+    wanted = ((*key.shape[:-2], key.shape[-1], value.shape[-1]), (*key.shape[:-2], key.shape[-1]), (*key.shape[:-2], 1))
+    state = LinearState(*(key.new_zeros(size) for size in wanted)) if state is None else state
+    for name, tensor, size in zip(LinearState._fields, state, wanted, strict=True):
+        if not isinstance(tensor, Tensor) or tensor.shape != size:
+            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InvalidArgument(
+                f"step: the state's {name} must have shape {size}; got {got}: give what step returned"
+            )
     out, total = _causal(query, key, value)
-    count = torch.arange(1, query.shape[-2] + 1, device=query.device, dtype=query.dtype)[:, None]
-    if state is not None:
-        out = out + query @ state.memory
-        total = total + query @ state.total[..., None]
-        count = count + state.seen[..., None]
-    new = LinearState(key.mT @ value, key.sum(dim=-2), count[..., -1, :].expand(*key.shape[:-2], 1))
-    if state is not None:
-        new = LinearState(new.memory + state.memory, new.total + state.total, new.seen)
+    out = out + query @ state.memory
+    total = total + query @ state.total[..., None]
+    count = state.seen[..., None] + torch.arange(1, query.shape[-2] + 1, device=query.device)[:, None]
+    new = LinearState(state.memory + key.mT @ value, state.total + key.sum(dim=-2), state.seen + query.shape[-2])
     return Step(_divide(kernel, out, total, count).to(dtype), new)
 
 
-def _prepare(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    kind = wide(query.dtype)
-    features = kernel.features(query.to(kind), key.to(kind))
-    if features is None:
-        raise InvalidArgument(f"{kernel!r} has no finite feature map, so it keeps no state of constant size")
-    return *features, value.to(kind)
+def _prepare(
+    features: Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None], query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    kind = wide(key.dtype)
+    made = features(query.to(kind), key.to(kind))
+    if made is None:
+        raise InvalidArgument("the kernel has no finite feature map, so it keeps no state of constant size")
+    return *made, value.to(made[1].dtype)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,14 +96,20 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     length = query.shape[-2]
     size = min(CHUNK, max(length, 1))
     chunks = -(-length // size)
-    if chunks * size != length:
+    if torch.compiler.is_compiling() or chunks * size != length:
         query, key, value = (pad(x, (0, 0, 0, chunks * size - length)) for x in (query, key, value))
     query, key, value = (x.unflatten(-2, (chunks, size)) for x in (query, key, value))  # [..., C, c, F]
     memory, total = key.mT @ value, key.sum(dim=-2)[..., None]  # [..., C, F, E], [..., C, F, 1]
-    inside = (query @ key.mT) * torch.ones(size, size, dtype=query.dtype, device=query.device).tril()
-    out = query @ (memory.cumsum(dim=-3) - memory) + inside @ value
-    sums = query @ (total.cumsum(dim=-3) - total) + inside.sum(dim=-1, keepdim=True)
+    future = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
+    inside = (query @ key.mT).masked_fill(future, 0.0)
+    out = query @ _before(memory) + inside @ value
+    sums = query @ _before(total) + inside.sum(dim=-1, keepdim=True)
     return out.flatten(-3, -2)[..., :length, :], sums.flatten(-3, -2)[..., :length, :]
+
+
+def _before(chunks: Tensor) -> Tensor:
+    """Sums of all chunks before each one. Not the whole sum less the chunk: what comes later must not round what came."""
+    return pad(chunks.cumsum(dim=-3)[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
 
 
 def _divide(kernel: Kernel, out: Tensor, total: Tensor, count: Tensor | None) -> Tensor:
@@ -113,7 +124,7 @@ def refuse(request: Request) -> str | None:
     parts = split_causal(request.mask, request.shape)
     if parts is None:
         return "the mask differs between queries by more than causality"
-    if request.bias is not None and (request.bias.shape[-2] != 1 or type(request.kernel).score is not Kernel.score):
+    if request.bias is not None and (request.bias.shape[-2] != 1 or request.kernel.scored):
         return "a float mask here must be the same for every query, on a kernel without a score"
     if parts[0] and request.shape[-2] != request.shape[-1]:
         return "causal linear attention takes as many queries as keys (attend.step continues from a state)"

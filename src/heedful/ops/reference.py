@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from heedful.kernels import Kernel
-from heedful.masks import Block, cut
 from heedful.ops._request import Cost, Implementation, Request, pairs, wide
 
 
@@ -33,10 +32,7 @@ def coefficients(kernel: Kernel, query: Tensor, key: Tensor, keep: Tensor | None
 
 def run(request: Request) -> Tensor:
     request = request.expanded()
-    at = Block.whole(request.shape, request.query.device)
-    keep = None if request.mask is None else request.mask.block(at)
-    bias = None if request.bias is None else cut(request.bias, at)
-    return rows(request.kernel, request.query, request.key, request.value, keep, bias, request.dropout_p)
+    return rows(request.kernel, request.query, request.key, request.value, *request.visible(), request.dropout_p)
 
 
 def cost(request: Request) -> Cost:

@@ -2,84 +2,184 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from heedful.kernels import Kernel
-from heedful.masks import Block, cut
+from heedful.masks import Block
+from heedful.masks._algebra import Range
 from heedful.ops import reference
 from heedful.ops._request import Cost, Implementation, Request, wide
 
-# Coefficients in flight: few enough to stay near the caches, enough to hide the cost of a call.
-BLOCK = {"cpu": 2**20, "cuda": 2**25}
+# Coefficients in flight in backward: few enough to stay near the caches, enough to hide the cost of a call. Forward keeps
+# fewer copies of them and takes twice as many.
+BLOCK = {"cpu": 2**19, "cuda": 2**25}
 LEAST_ROWS = 128
 
 
 def run(request: Request) -> Tensor:
     request = request.expanded()
-    shape = request.shape
-    lead, (queries, keys) = shape[:-2], shape[-2:]
-    if queries == 0 or torch.Size(lead).numel() == 0:
+    lead = request.shape[:-2]
+    query, key, value = (x.expand(*lead, *x.shape[-2:]) for x in (request.query, request.key, request.value))
+    request = request._replace(query=query, key=key, value=value)
+    if torch.Size(request.shape[:-1]).numel() == 0:
         return reference.run(request)
-    tensors = [x.expand(*lead, *x.shape[-2:]) for x in (request.query, request.key, request.value)]
-    parts = [_part(request, tensors, cuts) for cuts in _leading_blocks(lead, keys, request.query.device)]
-    return _join(parts, lead)
+    if torch.compiler.is_compiling() or request.dropout_p or transforming():
+        return _traceable(request)
+    names, tensors = zip(*request.kernel.tensors().items(), strict=True) if request.kernel.tensors() else ((), ())
+    return _Stream.apply(request, names, query, key, value, request.bias, *tensors)
 
 
-def _part(request: Request, tensors: list[Tensor], lead: tuple[slice, ...]) -> Tensor:
-    """Every row of one slice of the leading axes."""
-    query, key, value = (x[lead] for x in tensors)
-    shape = request.shape
-    kernel = _heads(request.kernel, lead[-1], shape[-3]) if lead else request.kernel
-    count = max(1, _budget(query.device) // max(1, key.shape[-2] * query.shape[:-2].numel()))
-    recompute = torch.is_grad_enabled() and (
-        any(x.requires_grad for x in (query, key, value))
-        or any(t.requires_grad for t in kernel.tensors().values())
-        or (request.bias is not None and request.bias.requires_grad)
-    )
-    out = []
-    for start in range(0, shape[-2], count):
-        stop = min(start + count, shape[-2])
-        span = slice(0, shape[-1]) if request.mask is None else request.mask.span(slice(start, stop), shape)
-        at = Block(lead, slice(start, stop), span, shape, query.device)
-        pieces = query[..., start:stop, :], key[..., span, :], value[..., span, :]
-        if recompute:
-            out.append(
-                checkpoint(
-                    _block, request, kernel, at, *pieces, use_reentrant=False, preserve_rng_state=request.dropout_p > 0
-                )
-            )
-        else:
-            out.append(_block(request, kernel, at, *pieces))
-    return torch.cat(out, dim=-2)
+class _Stream(torch.autograd.Function):
+    """Writes every block's rows into one output, and in backward adds every block's gradients into one tensor each.
+
+    Lists of small pieces would leave the allocator with holes between them that add up to n x n.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, request: Request, names: tuple[str, ...], *inputs: Tensor | None) -> Tensor:
+        query, _, value, _, *_ = inputs
+        assert query is not None
+        assert value is not None
+        ctx.save_for_backward(*inputs)
+        ctx.request, ctx.names = request._replace(kernel=_empty(request.kernel)), names
+        out = value.new_empty(*query.shape[:-1], value.shape[-1])
+        for at in _blocks(request, 2):
+            _narrow(out, at.lead, at.rows).copy_(_rows(request, at))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        # While a second derivative is being prepared the inputs keep their history, else each block has its own.
+        again = torch.is_grad_enabled()
+        saved = [x if x is None or again else x.detach() for x in ctx.saved_tensors]
+        wanted = [at for at, asked in enumerate(ctx.needs_input_grad[2:]) if asked]
+        totals: list[Any] = [None] * len(saved)
+        with torch.enable_grad():
+            leaves = [x if x is None or again or at not in wanted else x.requires_grad_() for at, x in enumerate(saved)]
+            query, key, value, bias, *tensors = leaves
+            kernel = ctx.request.kernel.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+            request = ctx.request._replace(query=query, key=key, value=value, bias=bias, kernel=kernel)
+            for at in _blocks(request):
+                pieces = _pieces(request, at)
+                # Gradients of the pieces alone, so that a block costs its own size and not the whole key's.
+                sources = [*pieces, *leaves[3:]]
+                asked = [n for n in wanted if sources[n] is not None]
+                if not again:
+                    sources[:3] = [p.detach().requires_grad_(n in wanted) for n, p in enumerate(pieces)]
+                made = _rows(request, at, *sources[:3])
+                found = torch.autograd.grad(
+                    made, [sources[n] for n in asked], _narrow(gradient, at.lead, at.rows), create_graph=again,
+                    allow_unused=True,
+                )  # fmt: skip
+                for n, part in zip(asked, found, strict=True):
+                    if part is None:
+                        continue
+                    where = (at.lead, (at.rows, at.cols, at.cols)[n]) if n < 3 else None
+                    totals[n] = _add(totals[n], part.detach() if not again else part, leaves[n], where)
+        return None, None, *totals
 
 
-def _block(request: Request, kernel: Kernel, at: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    keep = None if request.mask is None else request.mask.block(at)
-    bias = None if request.bias is None else cut(request.bias, at)
+def _add(total: Tensor | None, part: Tensor, like: Any, where: tuple[tuple[Range, ...], Range] | None) -> Tensor:
+    """`total` with a block's gradient added: in its place for queries, keys and values, as a whole for the rest."""
+    if where is None:
+        return part if total is None else total + part
+    if part.requires_grad:
+        # Differentiable: a tensor of zeros around the part.
+        spread = torch.zeros_like(like)
+        _narrow(spread, *where).add_(part)
+        return spread if total is None else total + spread
+    total = torch.zeros_like(like) if total is None else total
+    _narrow(total, *where).add_(part)
+    return total
+
+
+def _traceable(request: Request) -> Tensor:
+    """The same by torch's own recomputation: it can be compiled, transformed and drops coefficients reproducibly."""
+    bias = [] if request.bias is None else [request.bias]
+    asks = [request.query, request.key, request.value, *bias, *request.kernel.tensors().values()]
+    recompute = torch.is_grad_enabled() and not transforming() and any(x.requires_grad for x in asks)
+    out: dict[tuple[Range, ...], list[Tensor]] = {}
+    for at in _blocks(request):
+        pieces = _pieces(request, at)
+        made = (
+            checkpoint(_rows, request, at, *pieces, use_reentrant=False, preserve_rng_state=request.dropout_p > 0)
+            if recompute
+            else _rows(request, at, *pieces)
+        )
+        out.setdefault(at.lead, []).append(made)
+    return _join([torch.cat(rows, dim=-2) for rows in out.values()], request.shape[:-2])
+
+
+def _rows(
+    request: Request, at: Block, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
+) -> Tensor:
+    """One block, of the request's tensors or of given pieces of them."""
+    if query is None or key is None or value is None:
+        query, key, value = _pieces(request, at)
+    keep, bias = request.visible(at)
+    kernel = _heads(request.kernel, at.lead[-1], request.shape[-3]) if at.lead else request.kernel
     return reference.rows(kernel, query, key, value, keep, bias, request.dropout_p)
 
 
-def _budget(device: torch.device) -> int:
-    return BLOCK.get(device.type, BLOCK["cpu"])
+def _pieces(request: Request, at: Block) -> list[Tensor]:
+    ranges = zip((request.query, request.key, request.value), (at.rows, at.cols, at.cols), strict=True)
+    return [_narrow(x, at.lead, along) for x, along in ranges]
 
 
-def _leading_blocks(lead: tuple[int, ...], keys: int, device: torch.device) -> list[tuple[slice, ...]]:
-    """Slices of the leading axes, the last ones kept whole while LEAST_ROWS rows of them fit the budget."""
-    room = max(1, _budget(device) // max(1, keys * LEAST_ROWS))
-    blocks: list[tuple[slice, ...]] = [()]
+def _narrow(x: Tensor, lead: tuple[Range, ...], along: Range) -> Tensor:
+    for axis, (start, stop) in enumerate((*lead, along)):
+        if (start, stop) != (0, x.shape[axis]):
+            x = x.narrow(axis, start, stop - start)
+    return x
+
+
+def _blocks(request: Request, times: int = 1) -> Iterator[Block]:
+    """Pieces of the grid of about `times * BLOCK` pairs: leading axes kept whole while LEAST_ROWS rows of them fit."""
+    *lead, queries, keys = request.shape
+    budget = times * BLOCK.get(request.query.device.type, BLOCK["cpu"])
+    room = max(1, budget // max(1, keys * LEAST_ROWS))
+    steps: list[list[Range]] = []
     for size in reversed(lead):
         step = max(1, min(size, room))
         room //= step
-        blocks = [(slice(start, min(start + step, size)), *rest) for start in range(0, size, step) for rest in blocks]
-    return blocks
+        steps.insert(0, [(start, min(start + step, size)) for start in range(0, size, step)])
+    for cuts in product(*steps):
+        width = torch.Size([stop - start for start, stop in cuts]).numel()
+        start = 0
+        while start < queries:
+            stop, span = _reach(request, start, budget // max(1, width))
+            yield Block(cuts, (start, stop), span, request.shape, request.query.device)
+            start = stop
+
+
+def _reach(request: Request, start: int, budget: int) -> tuple[int, Range]:
+    """How many rows from `start` on fit the budget, given what the mask lets them see, and what that is."""
+    queries, keys = request.shape[-2:]
+    stop = min(queries, start + max(1, budget // max(1, keys)))
+    if request.mask is None:
+        return stop, (0, keys)
+    span = request.mask.span((start, stop), request.shape)
+    while stop < queries:
+        further = min(queries, stop + (stop - start))
+        wider = request.mask.span((start, further), request.shape)
+        if (further - start) * (wider[1] - wider[0]) > budget:
+            break
+        stop, span = further, wider
+    return stop, span
 
 
 def _join(parts: list[Tensor], lead: tuple[int, ...]) -> Tensor:
-    """Puts the parts of `_leading_blocks` together again: last axis fastest."""
+    """Puts the parts of `_blocks` together again: last axis fastest."""
     for axis in reversed(range(len(lead))):
-        joined, group, size = [], [], 0
+        joined: list[Tensor] = []
+        group: list[Tensor] = []
+        size = 0
         for part in parts:
             group.append(part)
             size += part.shape[axis]
@@ -90,19 +190,28 @@ def _join(parts: list[Tensor], lead: tuple[int, ...]) -> Tensor:
     return parts[0]
 
 
-def _heads(kernel: Kernel, cut: slice, heads: int) -> Kernel:
+def _heads(kernel: Kernel, cut: Range, heads: int) -> Kernel:
     """The kernel of some of the heads."""
-    if cut == slice(0, heads):
+    if cut == (0, heads):
         return kernel
-    return kernel.with_tensors(
-        {name: t[cut] if t.dim() == 1 and t.shape[0] > 1 else t for name, t in kernel.tensors().items()}
-    )
+    tensors = kernel.tensors().items()
+    return kernel.with_tensors({n: t[cut[0] : cut[1]] if t.dim() and t.shape[0] > 1 else t for n, t in tensors})
+
+
+def _empty(kernel: Kernel) -> Kernel:
+    """The kernel without its tensors' values, which autograd keeps."""
+    return kernel.with_tensors({name: t.detach().to("meta") for name, t in kernel.tensors().items()})
+
+
+def transforming() -> bool:
+    """Whether one of torch.func's transforms is running, which sees neither hooks nor values."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def cost(request: Request) -> Cost:
-    base = reference.cost(request)
-    keys, item = request.shape[-1], wide(request.query.dtype).itemsize
-    return Cost(base.flops, 3.0 * item * max(_budget(request.query.device), keys))
+    budget = BLOCK.get(request.query.device.type, BLOCK["cpu"])
+    item = wide(request.query.dtype).itemsize
+    return Cost(reference.cost(request).flops, 4.0 * item * max(budget, request.shape[-1]))
 
 
 IMPLEMENTATION = Implementation(
