@@ -14,7 +14,7 @@ import torch
 
 import heedful
 from heedful import cli
-from heedful.bridges import demo
+from heedful.bridges import local
 from heedful.cli.doctor import Package, examine
 from heedful.lens import summarize
 from heedful.lens.report import look
@@ -189,7 +189,7 @@ def test_look_as_json(run, saved):
 
 
 def test_look_measures_the_attention_that_eager_reports(saved):
-    model, tokenizer = demo.load(saved)
+    model, tokenizer = local.load(saved)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(**tokenizer(TEXT, return_tensors="pt"), output_attentions=True).attentions
@@ -205,9 +205,9 @@ def test_look_measures_the_attention_that_eager_reports(saved):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_look_gives_the_model_back_as_it_was(saved, monkeypatch, fails):
-    model, tokenizer = demo.load(saved)
+    model, tokenizer = local.load(saved)
     before = model.config._attn_implementation
-    monkeypatch.setattr(demo, "load", lambda folder: (model, tokenizer))
+    monkeypatch.setattr(local, "load", lambda folder: (model, tokenizer))
     if fails:
         monkeypatch.setattr(model.encoder, "forward", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(heedful.Unsupported, match="BertModel fails on this text alone: division by zero"):
@@ -312,17 +312,17 @@ def test_paths_that_are_no_folders(run, saved):
     assert "model comes first" in one_line(run("look", "a text by itself"))
     assert "config.json is a file" in one_line(run("look", saved / "config.json"))
     with pytest.raises(heedful.InvalidArgument, match="does not exist"):
-        demo.load(saved / "nowhere")
+        local.load(saved / "nowhere")
 
 
 def test_a_pooler_may_be_missing(broken):
     hf.BertForMaskedLM(hf.BertConfig.from_pretrained(broken)).save_pretrained(broken)
-    model, _ = demo.load(broken)
+    model, _ = local.load(broken)
     assert type(model).__name__ == "BertModel"
 
 
 def test_missing_extras_name_the_command(run, saved, monkeypatch):
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(local, "find_spec", lambda name: None)
     assert "pip install 'heedful[demo]'" in one_line(run("look"))
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'heedful[hf]'" in one_line(run("look", saved))
@@ -332,5 +332,5 @@ def test_loading_leaves_the_voice_of_transformers_as_it_was(saved):
     from transformers.utils import logging
 
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    demo.load(saved)
+    local.load(saved)
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

@@ -7,6 +7,7 @@ import torch
 
 from contracts import KERNELS
 from heedful import CorruptModel, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax
+from heedful._pretrained import digest
 from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention
 
 MODULES = {
@@ -90,6 +91,12 @@ def tamper(folder):
     file.write_bytes(bytes(data))
 
 
+def sign(folder, config):
+    """Writes a config whose checksum fits: what is wrong must be found by what it says."""
+    config["sha256"] = digest(config, (folder / "model.safetensors").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def rewrite(**changes):
     def damage(folder):
         config = json.loads((folder / "config.json").read_text())
@@ -98,24 +105,40 @@ def rewrite(**changes):
                 config["module"][name] = value
             else:
                 config[name] = value
-        (folder / "config.json").write_text(json.dumps(config))
+        sign(folder, config)
 
     return damage
+
+
+def edit(folder):
+    """Another kernel, still valid: only the checksum can tell."""
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace("Softmax", "Relu"))
 
 
 def swap(folder):
     """Weights of another layer, checksum and all."""
     Attention(8, 2).save_pretrained(folder / "other")
-    other = json.loads((folder / "other" / "config.json").read_text())
     (folder / "model.safetensors").write_bytes((folder / "other" / "model.safetensors").read_bytes())
-    rewrite(sha256=other["sha256"])(folder)
+    rewrite()(folder)
+
+
+def replace_by_folder(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
 
 
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (truncate, "model.safetensors was truncated or altered"),
-        (tamper, "model.safetensors was truncated or altered"),
+        (truncate, "was truncated or altered"),
+        (tamper, "was truncated or altered"),
+        (edit, "was truncated or altered"),
+        (replace_by_folder, "config.json cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("[" * 200000), "config.json is not valid JSON"),
+        (rewrite(arguments=[1]), "no type and arguments"),
+        (rewrite(type=["Attention"]), "no type and arguments"),
+        (rewrite(arguments={"embed_dim": 12, "num_heads": 3, "dropout": "x"}), "dropout must lie in"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "config.json").write_text('{"module": '), "config.json is not valid JSON"),
@@ -140,3 +163,41 @@ def test_a_folder_that_is_not_there(tmp_path):
     Softmax().save_pretrained(tmp_path)
     with pytest.raises(CorruptModel, match="does not describe a heedful module"):
         Attention.from_pretrained(tmp_path)
+    with pytest.raises(InvalidArgument, match="name is empty"):
+        Softmax().save_pretrained("")
+
+
+def test_a_damaged_kernel_names_its_folder(tmp_path):
+    Gaussian(torch.ones(3)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for bandwidth in (2.0, -1.0, {"tensor": [1.0, 1.0], "dtype": "float32"}, {"tensor": [1.0], "dtype": "zzz"}):
+        config["kernel"]["bandwidth"] = bandwidth
+        sign(tmp_path, config)
+        with pytest.raises(CorruptModel, match=f"{tmp_path.name}: the kernel cannot be made"):
+            Kernel.from_pretrained(tmp_path)
+
+
+def test_a_layer_of_ones_own_keeps_its_arguments(tmp_path):
+    class Narrow(Attention):
+        def __init__(self, width, **more):
+            super().__init__(width, 2)
+            self.width = width
+
+    with pytest.raises(InvalidArgument, match="keeps no attribute for its argument 'more'"):
+        Narrow(8).save_pretrained(tmp_path)
+
+    class Wide(Attention):
+        def __init__(self, width):
+            super().__init__(width, 2)
+            self.width = width
+
+    Wide(8).save_pretrained(tmp_path)
+    assert isinstance(Wide.from_pretrained(tmp_path), Wide)
+    with pytest.raises(InvalidArgument, match=r"a layer Block exists in heedful.nn.block"):
+        type("Block", (Attention,), {})
+
+
+def test_a_frozen_parameter_stays_a_parameter(tmp_path):
+    layer = Attention(8, 2, kernel=Gaussian(torch.nn.Parameter(torch.ones(2)))).requires_grad_(False)
+    layer.save_pretrained(tmp_path)
+    assert "kernel_parameters.bandwidth" in dict(Attention.from_pretrained(tmp_path).named_parameters())

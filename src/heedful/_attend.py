@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import Any, ParamSpec, Protocol, cast
 
 import torch
@@ -15,9 +14,10 @@ from torch import Tensor
 from heedful import masks
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.kernels import HigherOrder, Kernel, Softmax
+from heedful.kernels._base import readable
 from heedful.kernels.higher_order import MOVE
 from heedful.masks import Mask
-from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference, stream
+from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference
 from heedful.ops._request import pairs, wide
 
 # Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls.
@@ -366,7 +366,7 @@ def _request(
         raise InvalidArgument(f"query and key must share their last axis; got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise InvalidArgument(f"key and value must be equally many; got {key.shape[-2]} and {value.shape[-2]}")
-    if not isinstance(dropout_p, Real) or not 0.0 <= dropout_p < 1.0:
+    if not isinstance(dropout_p, int | float) or not 0.0 <= dropout_p < 1.0:
         raise InvalidArgument(f"dropout_p must lie in [0, 1); got {dropout_p!r}")
     heads = query.shape[-3] if query.dim() > 2 else 1
     if query.dim() > 2:
@@ -409,9 +409,7 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 
 def _free_to_look(request: Request) -> bool:
-    """Whether values may decide a branch: not while a graph is traced, and not where it would wait for a device."""
-    plain = request.query.device.type == "cpu" and not torch.compiler.is_compiling() and not stream.transforming()
-    return plain and all(type(x) in (Tensor, torch.nn.Parameter) for x in (request.query, request.key, request.value))
+    return readable(request.query) and readable(request.key) and readable(request.value)
 
 
 def _all_finite(request: Request) -> bool:

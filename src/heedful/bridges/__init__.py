@@ -1,1 +1,12 @@
 """The rooms that name other people's frameworks; each is imported where it is used."""
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["local", "transformers"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return import_module(f"heedful.bridges.{name}")
+    raise AttributeError(f"module 'heedful.bridges' has no attribute {name!r}")

@@ -153,10 +153,10 @@ class _Held(KernelParameters):
 
     def at(self, device: torch.device, scaling: float | None) -> Kernel:
         """The kernel with its tensors on this device, and the module's scaling where its own is open."""
-        parameters: dict[str, Any] = {name: getattr(self, kept).to(device) for name, kept in self.names.items()}
+        parameters: dict[str, Any] = {name: getattr(self, kept).to(device) for name, kept in self._names.items()}
         if scaling is not None:
             parameters |= dict.fromkeys(self.open_scales, scaling)
-        return self.form.with_tensors(parameters)
+        return self._form.with_tensors(parameters)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, impl={self.impl!r}"

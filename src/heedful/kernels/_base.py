@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument
+from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
 
 Parameter = float | Tensor
 """A number, or a tensor with one entry (shared) or one entry per head."""
@@ -85,6 +85,8 @@ class Kernel:
                     setattr(cls, name, getattr(Kernel, name))
         dataclass(frozen=True, eq=False, repr=False)(cls)
         cls._names = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
+        if "type" in cls._names:
+            raise InvalidArgument(f"{cls.__name__}: a parameter cannot be called 'type', which descriptions use")
         Kernel._named[cls.__name__] = cls
 
     @property
@@ -272,8 +274,16 @@ class Kernel:
         from heedful._pretrained import read_folder
 
         config, tensors = read_folder(folder, expects="kernel")
-        made = Kernel.from_dict(config["kernel"])
-        return made.with_tensors({n: t.requires_grad_(made.tensors()[n].requires_grad) for n, t in tensors.items()})
+        try:
+            made = Kernel.from_dict(config["kernel"])
+            wanted = made.tensors()
+            if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in wanted.items()}:
+                raise InvalidArgument(
+                    f"config.json names the tensors {list(wanted)}, model.safetensors {list(tensors)}"
+                )
+            return made.with_tensors({n: t.requires_grad_(wanted[n].requires_grad) for n, t in tensors.items()})
+        except (HeedfulError, ValueError, TypeError) as error:
+            raise CorruptModel(f"{folder}: the kernel cannot be made from what was saved: {error}") from error
 
     def _items(self) -> list[tuple[str, Any]]:
         return [(name, getattr(self, name)) for name in self._names]
@@ -310,6 +320,12 @@ def shifted(score: Tensor, offset: Parameter) -> Tensor:
     return score + per_head(offset, score)
 
 
+def readable(x: Tensor) -> bool:
+    """Whether a value may decide a branch: not where it would wait for a device, nor while torch traces or transforms."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return not traced and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+
+
 def wide(x: Tensor) -> Tensor:
     """In the type sums are kept in: float64 as it is, anything else float32."""
     return x if x.dtype == torch.float64 else x.float()
@@ -330,8 +346,7 @@ def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optiona
         return
     if isinstance(value, Tensor):
         right = value.is_floating_point() and value.dim() <= 1
-        # Values are not read where that would wait for a device or break a compiled graph.
-        if right and value.device.type == "cpu" and not torch.compiler.is_compiling():
+        if right and readable(value):
             right = bool((value.isfinite() & (value > 0 if positive else True)).all())
     else:
         right = isinstance(value, Real) and not isinstance(value, bool)
@@ -362,7 +377,8 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, Tensor):
         kind = str(value.dtype).removeprefix("torch.")
-        return {"tensor": value.detach().cpu().tolist(), "dtype": kind, "learned": value.requires_grad}
+        learned = value.requires_grad or isinstance(value, torch.nn.Parameter)
+        return {"tensor": value.detach().cpu().tolist(), "dtype": kind, "learned": learned}
     return value
 
 

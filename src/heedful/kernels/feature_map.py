@@ -74,7 +74,7 @@ class FeatureMap(Kernel):
             return normalize(query, dim=-1), normalize(key, dim=-1)
         query, key = self._exponent(query), self._exponent(key)
         if self.traits.division == "sum":
-            # Constant in a row of coefficients, so they cancel; without them large vectors leave the range of floats.
+            # Constant in a row of coefficients, so they cancel, and larger vectors stay in range.
             query = query - query.detach().amax(dim=-1, keepdim=True)
             key = key - (key.detach().amax(dim=(-2, -1), keepdim=True) if key.shape[-2] else 0.0)
         return query.exp(), key.exp()
@@ -82,8 +82,7 @@ class FeatureMap(Kernel):
     def steady_features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         if self.map != "random":
             return self.features(query, key)
-        # In float64, whose range the exponents of ordinary vectors do not leave.
-        return self._exponent(query.double()).exp(), self._exponent(key.double()).exp()
+        return self._exponent(query).exp(), self._exponent(key).exp()
 
     def with_scale(self, scale: float | None) -> Kernel:
         if scale is not None and self.map != "random":
@@ -94,8 +93,9 @@ class FeatureMap(Kernel):
         return self.features_count if self.map == "random" else head_dim
 
     def _exponent(self, x: Tensor) -> Tensor:
-        x = x * default_scale(self.scale, x) ** 0.5
-        directions = orthogonal_directions(self.features_count, x.shape[-1], self.seed, x.device).to(x.dtype)
+        # In float64: e to the minus squared norm of an ordinary vector leaves the range of float32.
+        x = x.double() * default_scale(self.scale, x.double()) ** 0.5
+        directions = orthogonal_directions(self.features_count, x.shape[-1], self.seed, x.device)
         return x @ directions.T - x.square().sum(-1, keepdim=True) / 2 - math.log(self.features_count) / 2
 
 

@@ -77,7 +77,7 @@ def look(model: str | Path | None = None, text: str | None = None, *, max_tokens
     >>> result.model.name, len(result.attention.tokens)
     ('BertModel', 13)
     """
-    from heedful.bridges.demo import demo_model_path, load
+    from heedful.bridges.local import demo_model_path, load
     from heedful.lens import summarize
 
     text = SENTENCE if text is None else text

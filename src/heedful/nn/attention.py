@@ -13,7 +13,7 @@ from heedful._attend import attend
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel
 from heedful.masks import Mask
-from heedful.nn._module import KernelModule, check_heads, check_input
+from heedful.nn._module import KernelModule, check_heads, check_input, check_positive, layer_mask
 
 
 class Attention(KernelModule):
@@ -55,12 +55,15 @@ class Attention(KernelModule):
         num_kv_heads: int | None = None,
         impl: str = "auto",
     ) -> None:
-        super().__init__(kernel)
         check_heads(embed_dim, num_heads, num_kv_heads)
-        self.embed_dim, self.num_heads, self.dropout, self.bias = embed_dim, num_heads, dropout, bias
+        check_positive(kdim=kdim, vdim=vdim)
+        super().__init__(kernel, num_heads, dropout, impl, device)
+        self.embed_dim, self.num_heads, self.bias = embed_dim, num_heads, bias
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
-        self.batch_first, self.add_zero_attn, self.impl = batch_first, add_zero_attn, impl
+        self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
+        # Torch's encoder layers ask for this before their fast path, which knows softmax alone.
+        self._qkv_same_embed_dim = False
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = embed_dim // num_heads
         self.add_bias_kv = add_bias_kv
@@ -113,6 +116,11 @@ class Attention(KernelModule):
         key = query if key is None else key
         value = key if value is None else value
         batched = query.dim() == 3
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+            raise InvalidArgument(
+                f"query, key and value must all be (batch, seq, embed) or all (seq, embed); got {shapes}"
+            )
         inputs = [query, key, value] if batched else [x[None] for x in (query, key, value)]
         if batched and not self.batch_first:
             inputs = [x.transpose(0, 1) for x in inputs]
@@ -122,6 +130,8 @@ class Attention(KernelModule):
             ("query", "key", "value"), inputs, (self.embed_dim, self.kdim, self.vdim), strict=True
         ):
             check_input(name, x, width)
+        if not inputs[0].shape[0] == inputs[1].shape[0] == inputs[2].shape[0]:
+            raise InvalidArgument(f"query, key and value must share the batch; got {[x.shape[0] for x in inputs]}")
         mask = self._mask(inputs[0], inputs[1], key_padding_mask, attn_mask, is_causal)
         queries, keys, values = self._project(*inputs)
         kernel = self.kernel
@@ -145,18 +155,7 @@ class Attention(KernelModule):
         is_causal: bool,
     ) -> Mask | None:
         batch, keys = key.shape[:2]
-        if key_padding_mask is not None and key_padding_mask.shape != (batch, keys):
-            raise InvalidArgument(
-                f"got key_padding_mask of shape {tuple(key_padding_mask.shape)}, expected (batch, keys) = {(batch, keys)}"
-            )
-        if isinstance(attn_mask, Tensor):
-            wanted = [(query.shape[1], keys), (batch * self.num_heads, query.shape[1], keys)]
-            if tuple(attn_mask.shape) not in wanted:
-                raise InvalidArgument(
-                    f"got attn_mask of shape {tuple(attn_mask.shape)}, expected (queries, keys) = {wanted[0]} "
-                    f"or (batch * heads, queries, keys) = {wanted[1]}"
-                )
-        mask = masks.from_multihead(attn_mask, key_padding_mask, is_causal, num_heads=self.num_heads)
+        mask = layer_mask(batch, self.num_heads, query.shape[1], keys, attn_mask, key_padding_mask, is_causal)
         extra = self.add_bias_kv + self.add_zero_attn
         return masks.beside(mask, keys, None, extra) if extra else mask
 

@@ -43,7 +43,12 @@ class Encoder(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if isinstance(kernels, Kernel) or not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
+        if (
+            isinstance(kernels, Kernel)
+            or not isinstance(kernels, Sequence)
+            or not kernels
+            or not all(isinstance(kernel, Kernel) for kernel in kernels)
+        ):
             raise InvalidArgument(
                 f"kernels must be a list of kernels, one per layer, as [Softmax()] * 6; got {kernels!r:.100}"
             )

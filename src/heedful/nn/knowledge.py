@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from heedful import masks
 from heedful._attend import attend
 from heedful._errors import InvalidArgument
-from heedful.kernels import Kernel
+from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
-from heedful.nn._module import KernelModule, check_input, learned
+from heedful.nn._module import KernelModule, check_input, check_positive, layer_mask, learned
 
 Coordinates = Literal["learned", "inputs", "knowledge"]
 Readout = Literal["x+z", "x|z", "x"]
@@ -70,7 +70,8 @@ class KnowledgeAttention(KernelModule):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(kernel)
+        check_positive(embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim, hidden=hidden)
+        super().__init__(kernel, num_heads, dropout, impl, device)
         for name, given, known in (
             ("coordinates", coordinates, Coordinates),
             ("readout", readout, Readout),
@@ -88,7 +89,7 @@ class KnowledgeAttention(KernelModule):
         self.coordinates, self.readout, self.value = coordinates, readout, value
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.hidden = 4 * embed_dim if hidden is None else hidden
-        self.residual, self.dropout, self.impl = residual, dropout, impl
+        self.residual = residual
 
         def rows(count: int) -> nn.Parameter:
             return learned(num_heads, count, embed_dim, device=device, dtype=dtype)
@@ -107,12 +108,14 @@ class KnowledgeAttention(KernelModule):
     @classmethod
     def from_multihead(cls, layer: nn.MultiheadAttention) -> KnowledgeAttention:
         """The same function as a bias-free `nn.MultiheadAttention` on one sequence: the paper's block form."""
-        if layer.in_proj_weight is None or layer.in_proj_bias is not None or layer.bias_k is not None:
+        plain = isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None
+        if not plain or layer.in_proj_bias is not None or layer.bias_k is not None or layer.add_zero_attn:
             raise InvalidArgument(
-                "from_multihead takes nn.MultiheadAttention(..., bias=False) without kdim, vdim, bias_kv"
+                "from_multihead takes nn.MultiheadAttention(..., bias=False) without kdim, vdim, add_bias_kv, add_zero_attn"
             )
         weight = layer.in_proj_weight
-        made = cls(layer.embed_dim, layer.num_heads, readout="x", device=weight.device, dtype=weight.dtype)
+        place = {"device": weight.device, "dtype": weight.dtype}
+        made = cls(layer.embed_dim, layer.num_heads, readout="x", dropout=layer.dropout, **place)
         query, key, value = (part.unflatten(0, (layer.num_heads, -1)) for part in weight.detach().chunk(3))
         out = layer.out_proj.weight.detach().unflatten(1, (layer.num_heads, -1)).transpose(0, 1)  # [H, d, p]
         made.load_state_dict({"query_rows": query, "key_rows": key, "value_rows": value, "value_columns": out})
@@ -125,11 +128,22 @@ class KnowledgeAttention(KernelModule):
                 "to_multihead takes coordinates='learned', value='linear' and head_dim = embed_dim / num_heads; got "
                 f"{self.coordinates!r}, {self.value!r}, head_dim={self.head_dim}"
             )
+        if self.kernel not in (Softmax(), Softmax(self.head_dim**-0.5)) or self.residual or self.knowledge:
+            raise InvalidArgument(
+                f"to_multihead takes kernel=Softmax() without learned knowledge or residual; got {self.kernel!r}, "
+                f"knowledge={self.knowledge}, residual={self.residual}"
+            )
         parts = (self.query_rows, self.key_rows, self.value_rows)
         assert self.value_columns is not None
         weight = torch.cat([part.detach().flatten(0, 1) for part in parts if part is not None])
         made = nn.MultiheadAttention(
-            self.embed_dim, self.num_heads, bias=False, batch_first=True, device=weight.device, dtype=weight.dtype
+            self.embed_dim,
+            self.num_heads,
+            self.dropout,
+            bias=False,
+            batch_first=True,
+            device=weight.device,
+            dtype=weight.dtype,
         )
         out = self.value_columns.detach().transpose(0, 1).flatten(1)
         made.load_state_dict({"in_proj_weight": weight, "out_proj.weight": out})
@@ -146,9 +160,9 @@ class KnowledgeAttention(KernelModule):
         is_causal: bool = False,
     ) -> Tensor:
         """f(x, z): `(B, n, d)` -> `(B, n, d)`. Masks are True = ignore; `z_padding_mask` `(B, k)` is about the given z."""
-        vectors = self._vectors(x, z)
+        vectors = self._vectors(x, z, z_padding_mask)
         query, key = self._coordinates(x, vectors)
-        mask, z_mask = self._masks(x, vectors, z, key_padding_mask, z_padding_mask, attn_mask, is_causal)
+        mask, z_mask = self._masks(x, key_padding_mask, z_padding_mask, attn_mask, is_causal)
         kernel, dropout = self.kernel, self.dropout if self.training else 0.0
         rows = self._rows(x, vectors)
         value = rows[:, None] if self.value_rows is None else rows[:, None] @ self.value_rows.mT  # [B, H, n + k, p]
@@ -180,9 +194,9 @@ class KnowledgeAttention(KernelModule):
         is_causal: bool = False,
     ) -> Coefficients:
         """A and B of the same call, per head; with `value="identity"`, f(x, z) is the sum over heads of A x + B z."""
-        vectors = self._vectors(x, z)
+        vectors = self._vectors(x, z, z_padding_mask)
         query, key = self._coordinates(x, vectors)
-        mask, z_mask = self._masks(x, vectors, z, key_padding_mask, z_padding_mask, attn_mask, is_causal)
+        mask, z_mask = self._masks(x, key_padding_mask, z_padding_mask, attn_mask, is_causal)
         kernel, n = self.kernel, x.shape[1]
         if self.gamma is not None and vectors is not None:
             read = attend.coefficients(query, key[..., n:, :], z_mask, kernel=kernel)
@@ -191,8 +205,8 @@ class KnowledgeAttention(KernelModule):
         joint = attend.coefficients(query, key, self._joined(mask, z_mask, x, key), kernel=kernel)
         return Coefficients(joint[..., :n], joint[..., n:] if key.shape[-2] > n else None)
 
-    def _vectors(self, x: Tensor, z: Tensor | None) -> Tensor | None:
-        """All knowledge `[B, k, d]`: the learned vectors, then the given ones."""
+    def _vectors(self, x: Tensor, z: Tensor | None, z_padding_mask: Tensor | None) -> Tensor | None:
+        """All knowledge `[B, k, d]`: the learned vectors, then the given ones, zero where they are hidden."""
         check_input("x", x, self.embed_dim)
         parts: list[Tensor] = [] if self.vectors is None else [self.vectors]
         if z is not None:
@@ -200,14 +214,25 @@ class KnowledgeAttention(KernelModule):
                 raise InvalidArgument(
                     f"z must have shape (k, {self.embed_dim}) or ({x.shape[0]}, k, {self.embed_dim}); got {tuple(z.shape)}"
                 )
+            z = z.expand(x.shape[0], *z.shape[-2:])
+            if z_padding_mask is not None:
+                if not isinstance(z_padding_mask, Tensor) or z_padding_mask.dtype != torch.bool:
+                    got = getattr(z_padding_mask, "dtype", type(z_padding_mask).__name__)
+                    raise InvalidArgument(f"z_padding_mask must be boolean (True = ignore); got {got}")
+                if z_padding_mask.shape != z.shape[:2]:
+                    raise InvalidArgument(
+                        f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, expected (batch, k) = {tuple(z.shape[:2])}"
+                    )
+                z = z.masked_fill(z_padding_mask[..., None], 0.0)
             parts.append(z)
-        if not parts and self.coordinates == "knowledge":
+        elif z_padding_mask is not None:
+            raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, but no z was given")
+        vectors = torch.cat([part.expand(x.shape[0], *part.shape[-2:]) for part in parts], dim=1) if parts else None
+        if self.coordinates == "knowledge" and (vectors is None or vectors.shape[1] == 0):
             raise InvalidArgument(
                 "coordinates='knowledge' compares with knowledge: give z, or knowledge=k learned vectors"
             )
-        if not parts:
-            return None
-        return torch.cat([part.expand(x.shape[0], *part.shape[-2:]) for part in parts], dim=1)
+        return vectors
 
     def _rows(self, x: Tensor, vectors: Tensor | None) -> Tensor:
         """What is combined, `[B, n + k, d]`: tokens, then knowledge if it is read."""
@@ -225,23 +250,17 @@ class KnowledgeAttention(KernelModule):
     def _masks(
         self,
         x: Tensor,
-        vectors: Tensor | None,
-        z: Tensor | None,
         key_padding_mask: Tensor | None,
         z_padding_mask: Tensor | None,
         attn_mask: Mask | Tensor | None,
         is_causal: bool,
     ) -> tuple[Mask | None, Mask | None]:
-        mask = masks.from_multihead(attn_mask, key_padding_mask, is_causal, num_heads=self.num_heads)
+        """The masks over tokens and over knowledge, of which the learned part is always seen."""
+        batch, n, _ = x.shape
+        mask = layer_mask(batch, self.num_heads, n, n, attn_mask, key_padding_mask, is_causal)
         if z_padding_mask is None:
             return mask, None
-        if z is None or vectors is None or z_padding_mask.shape != (x.shape[0], z.shape[-2]):
-            wanted = "no z was given" if z is None else f"expected (batch, k) = {(x.shape[0], z.shape[-2])}"
-            raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}; {wanted}")
-        if z_padding_mask.dtype != torch.bool:
-            raise InvalidArgument(f"z_padding_mask must be boolean (True = ignore); got {z_padding_mask.dtype}")
-        seen = nn.functional.pad(~z_padding_mask, (self.knowledge, 0), value=True)
-        return mask, masks.keys(seen)
+        return mask, masks.keys(nn.functional.pad(~z_padding_mask, (self.knowledge, 0), value=True))
 
     def _joined(self, mask: Mask | None, z_mask: Mask | None, x: Tensor, key: Tensor) -> Mask | None:
         extra = key.shape[-2] - x.shape[1]

@@ -7,10 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from heedful import masks
 from heedful._errors import InvalidArgument
 from heedful.masks import Mask
-from heedful.nn._module import Module, check_input, learned
+from heedful.nn._module import Module, check_input, check_positive, layer_mask, learned
 
 
 class PairAttention(Module):
@@ -48,6 +47,7 @@ class PairAttention(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        check_positive(embed_dim=embed_dim, size=size, hidden=hidden, max_length=max_length)
         if form not in ("mlp", "softmax"):
             raise InvalidArgument(f"form must be 'mlp' or 'softmax'; got {form!r}")
         if arity not in (2, 3):
@@ -69,7 +69,9 @@ class PairAttention(Module):
         is_causal: bool = False,
     ) -> Tensor:
         """A x: `(B, n, d)` -> `(B, n, d)`; masks are True = ignore."""
-        return self.coefficients(x, key_padding_mask=key_padding_mask, attn_mask=attn_mask, is_causal=is_causal) @ x
+        keep = self._keep(x, key_padding_mask, attn_mask, is_causal)
+        x = _without_hidden(x, keep)
+        return self._coefficients(x, keep) @ x
 
     def coefficients(
         self,
@@ -80,20 +82,28 @@ class PairAttention(Module):
         is_causal: bool = False,
     ) -> Tensor:
         """A: `(B, n, n)`; hidden pairs are zero and enter no sum."""
+        keep = self._keep(x, key_padding_mask, attn_mask, is_causal)
+        return self._coefficients(_without_hidden(x, keep), keep)
+
+    def _keep(
+        self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Mask | Tensor | None, is_causal: bool
+    ) -> Tensor:
         check_input("x", x, self.embed_dim)
         batch, n, _ = x.shape
         if self.arity == 3 and n > self.max_length:
             raise InvalidArgument(
                 f"arity=3 costs n^3 and n = {n} exceeds max_length = {self.max_length}; use arity=2, or raise max_length"
             )
-        mask = masks.from_multihead(attn_mask, key_padding_mask, is_causal)
-        if mask is not None and mask.bias is not None:
+        mask = layer_mask(batch, 1, n, n, attn_mask, key_padding_mask, is_causal)
+        if mask is None:
+            return torch.ones(batch, n, n, dtype=torch.bool, device=x.device)
+        if mask.bias is not None:
             raise InvalidArgument("PairAttention has no score to add to; give boolean masks (True = ignore)")
-        keep = torch.ones(batch, n, n, dtype=torch.bool, device=x.device)
-        if mask is not None:
-            mask.check((batch, 1, n, n))
-            keep = mask.dense((batch, 1, n, n), x.device).expand(batch, 1, n, n)[:, 0]
-        y = x @ self.rows.mT  # [B, n, size]
+        return mask.dense((batch, 1, n, n), x.device).expand(batch, 1, n, n)[:, 0]
+
+    def _coefficients(self, x: Tensor, keep: Tensor) -> Tensor:
+        batch, n, _ = x.shape
+        y = self.functions.prepare(x @ self.rows.mT, keep)  # [B, n, size], or one more
         y_i, y_j = y[:, :, None].expand(-1, -1, n, -1), y[:, None].expand(-1, n, -1, -1)  # [B, i, j, size]
         same = torch.eye(n, dtype=torch.bool, device=x.device)
         off = keep[..., None] & ~same[..., None]
@@ -120,6 +130,11 @@ class PairAttention(Module):
         return f"{self.embed_dim}, size={self.size}, form={self.form!r}, arity={self.arity}"
 
 
+def _without_hidden(x: Tensor, keep: Tensor) -> Tensor:
+    """Zeros for tokens that nobody sees, whatever they hold: 0 x NaN would be NaN."""
+    return x.masked_fill(~keep.any(dim=1)[..., None], 0.0)
+
+
 class _Learned(nn.Module):
     def __init__(self, size: int, arity: int, hidden: int, device: Any, dtype: Any) -> None:
         super().__init__()
@@ -132,6 +147,9 @@ class _Learned(nn.Module):
 
         self.said = nn.ModuleList([network(2 * size, hidden), network(arity * size, hidden)])
         self.read = nn.ModuleList([network(size + hidden, 1), network(2 * size + hidden, 1)])
+
+    def prepare(self, y: Tensor, keep: Tensor) -> Tensor:
+        return y
 
     def psi1(self, y_t: Tensor, y_i: Tensor) -> Tensor:
         return self.said[0](torch.cat((y_t, y_i), dim=-1))
@@ -152,9 +170,19 @@ class _Softmax(nn.Module):
         self.query = learned(size, size, device=device, dtype=dtype)
         self.key = learned(size, size, device=device, dtype=dtype)
 
-    def _exponential(self, y_i: Tensor, y_t: Tensor) -> Tensor:
+    def prepare(self, y: Tensor, keep: Tensor) -> Tensor:
+        """y with the largest score that i sees as one more entry: e^{s - max} is e^s up to a factor that cancels in rho."""
+        scores = self._score(y[:, :, None], y[:, None])[..., 0]
+        largest = scores.detach().masked_fill(~keep, -torch.inf).amax(dim=-1, keepdim=True)
+        return torch.cat((y, largest.masked_fill(largest.isinf(), 0.0)), dim=-1)
+
+    def _score(self, y_i: Tensor, y_t: Tensor) -> Tensor:
         query, key = y_i @ self.query.mT, y_t @ self.key.mT
-        return (query * key).sum(dim=-1, keepdim=True).mul(query.shape[-1] ** -0.5).exp()
+        return (query * key).sum(dim=-1, keepdim=True) * query.shape[-1] ** -0.5
+
+    def _exponential(self, y_i: Tensor, y_t: Tensor) -> Tensor:
+        # What i does not see may be larger than its maximum; it is hidden afterwards.
+        return (self._score(y_i[..., :-1], y_t[..., :-1]) - y_i[..., -1:]).clamp_max(0.0).exp()
 
     def psi1(self, y_t: Tensor, y_i: Tensor) -> Tensor:
         return self._exponential(y_i, y_t)

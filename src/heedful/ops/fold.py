@@ -29,7 +29,8 @@ def run(request: Request) -> Tensor:
         size = -(-max(query.shape[-1], width) // 8) * 8
         query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
     is_causal, attn_mask, sees = _mask(request)
-    grouped = query.dim() > 2 and query.shape[-3] != key.shape[-3]
+    # Given only where it acts: a compiled graph may leave the number of heads open, and the flag must be a plain bool.
+    grouped = {"enable_gqa": True} if query.dim() > 2 and query.shape[-3] != key.shape[-3] else {}
     out = scaled_dot_product_attention(
         query,
         key,
@@ -38,7 +39,7 @@ def run(request: Request) -> Tensor:
         dropout_p=request.dropout_p,
         is_causal=is_causal,
         scale=folded.scale,
-        enable_gqa=grouped,
+        **grouped,
     )
     out = out[..., :width] if out.shape[-1] != width else out
     # Some fused kernels give a mean of values to a row that sees nothing.

@@ -18,7 +18,7 @@ from heedful.ops._request import Cost, Implementation, Request, wide
 
 # Coefficients in flight in backward: few enough to stay near the caches, enough to hide the cost of a call. Forward keeps
 # fewer copies of them and takes twice as many.
-BLOCK = {"cpu": 2**19, "cuda": 2**25}
+BLOCK = {"cpu": 3 * 2**17, "cuda": 2**25}
 LEAST_ROWS = 128
 
 
@@ -29,7 +29,7 @@ def run(request: Request) -> Tensor:
     request = request._replace(query=query, key=key, value=value)
     if torch.Size(request.shape[:-1]).numel() == 0:
         return reference.run(request)
-    if torch.compiler.is_compiling() or request.dropout_p or transforming():
+    if torch.compiler.is_compiling() or request.dropout_p or _transforming():
         return _traceable(request)
     names, tensors = zip(*request.kernel.tensors().items(), strict=True) if request.kernel.tensors() else ((), ())
     return _Stream.apply(request, names, query, key, value, request.bias, *tensors)
@@ -103,7 +103,7 @@ def _traceable(request: Request) -> Tensor:
     """The same by torch's own recomputation: it can be compiled, transformed and drops coefficients reproducibly."""
     bias = [] if request.bias is None else [request.bias]
     asks = [request.query, request.key, request.value, *bias, *request.kernel.tensors().values()]
-    recompute = torch.is_grad_enabled() and not transforming() and any(x.requires_grad for x in asks)
+    recompute = torch.is_grad_enabled() and not _transforming() and any(x.requires_grad for x in asks)
     out: dict[tuple[Range, ...], list[Tensor]] = {}
     for at in _blocks(request):
         pieces = _pieces(request, at)
@@ -203,7 +203,7 @@ def _empty(kernel: Kernel) -> Kernel:
     return kernel.with_tensors({name: t.detach().to("meta") for name, t in kernel.tensors().items()})
 
 
-def transforming() -> bool:
+def _transforming() -> bool:
     """Whether one of torch.func's transforms is running, which sees neither hooks nor values."""
     return bool(torch._C._are_functorch_transforms_active())
 
