@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from heedful.kernels import Kernel
-from heedful.masks import Block
+from heedful.masks import Block, cut
 from heedful.masks._algebra import Range
 from heedful.ops import reference
 from heedful.ops._request import Cost, Implementation, Request, wide
 
 # Coefficients in flight in backward: few enough to stay near the caches, enough to hide the cost of a call. Forward keeps
 # fewer copies of them and takes twice as many.
-BLOCK = {"cpu": 3 * 2**17, "cuda": 2**25}
+BLOCK = {"cpu": 448 * 2**10, "cuda": 2**25}
 LEAST_ROWS = 128
 
 
@@ -55,48 +55,65 @@ class _Stream(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        # While a second derivative is being prepared the inputs keep their history, else each block has its own.
-        again = torch.is_grad_enabled()
-        saved = [x if x is None or again else x.detach() for x in ctx.saved_tensors]
-        wanted = [at for at, asked in enumerate(ctx.needs_input_grad[2:]) if asked]
-        totals: list[Any] = [None] * len(saved)
-        with torch.enable_grad():
-            leaves = [x if x is None or again or at not in wanted else x.requires_grad_() for at, x in enumerate(saved)]
-            query, key, value, bias, *tensors = leaves
-            kernel = ctx.request.kernel.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-            request = ctx.request._replace(query=query, key=key, value=value, bias=bias, kernel=kernel)
-            for at in _blocks(request):
-                pieces = _pieces(request, at)
-                # Gradients of the pieces alone, so that a block costs its own size and not the whole key's.
-                sources = [*pieces, *leaves[3:]]
-                asked = [n for n in wanted if sources[n] is not None]
-                if not again:
-                    sources[:3] = [p.detach().requires_grad_(n in wanted) for n, p in enumerate(pieces)]
-                made = _rows(request, at, *sources[:3])
-                found = torch.autograd.grad(
-                    made, [sources[n] for n in asked], _narrow(gradient, at.lead, at.rows), create_graph=again,
-                    allow_unused=True,
-                )  # fmt: skip
-                for n, part in zip(asked, found, strict=True):
-                    if part is None:
-                        continue
-                    where = (at.lead, (at.rows, at.cols, at.cols)[n]) if n < 3 else None
-                    totals[n] = _add(totals[n], part.detach() if not again else part, leaves[n], where)
+        asked = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            # A second derivative is being prepared: every step must leave its own history.
+            saved = ctx.saved_tensors
+            found = iter(
+                torch.autograd.grad(
+                    _traceable(_with(ctx, saved)),
+                    [x for x, want in zip(saved, asked, strict=True) if want],
+                    gradient,
+                    create_graph=True,
+                )
+            )
+            return None, None, *(next(found) if want else None for want in asked)
+        saved = [x if x is None else x.detach() for x in ctx.saved_tensors]
+        totals = [torch.zeros_like(x) if want else None for x, want in zip(saved, asked, strict=True)]
+        for at in _blocks(_with(ctx, saved)):
+            _add_block(ctx, saved, totals, gradient, at)
         return None, None, *totals
 
 
-def _add(total: Tensor | None, part: Tensor, like: Any, where: tuple[tuple[Range, ...], Range] | None) -> Tensor:
-    """`total` with a block's gradient added: in its place for queries, keys and values, as a whole for the rest."""
-    if where is None:
-        return part if total is None else total + part
-    if part.requires_grad:
-        # Differentiable: a tensor of zeros around the part.
-        spread = torch.zeros_like(like)
-        _narrow(spread, *where).add_(part)
-        return spread if total is None else total + spread
-    total = torch.zeros_like(like) if total is None else total
-    _narrow(total, *where).add_(part)
-    return total
+def _add_block(ctx: Any, saved: list[Any], totals: list[Any], gradient: Tensor, at: Block) -> None:
+    """Adds a block's share to the gradients, each to the part of it that the block reads."""
+    request = _with(ctx, saved)
+    asked = [total is not None for total in totals]
+    value = _narrow(request.value, at.lead, at.cols)
+    kind = wide(value.dtype)
+    above = _narrow(gradient, at.lead, at.rows).to(kind)
+    with torch.enable_grad():
+        query, key, _ = (
+            part.detach().requires_grad_(want) for part, want in zip(_pieces(request, at), asked, strict=False)
+        )
+        keep, bias = request.visible(at)
+        bias = None if bias is None else bias.detach().requires_grad_(asked[3])
+        tensors = [tensor.requires_grad_(want) for tensor, want in zip(saved[4:], asked[4:], strict=True)]
+        kernel = request.kernel.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+        weights = reference.coefficients(_of_heads(kernel, at, request.shape), query, key, keep, bias)
+    if totals[2] is not None:
+        _narrow(totals[2], at.lead, at.cols).add_(weights.detach().mT.to(kind) @ above)
+    sources = [query, key, None, bias, *tensors]
+    wanted = [n for n, want in enumerate(asked) if want and n != 2]
+    if not wanted:
+        return
+    by_weights = (above @ value.to(kind).mT).to(weights.dtype)
+    found = torch.autograd.grad(weights, [sources[n] for n in wanted], by_weights, allow_unused=True)
+    for n, part in zip(wanted, found, strict=True):
+        if part is None:
+            continue
+        if n < 2:
+            _narrow(totals[n], at.lead, at.cols if n else at.rows).add_(part)
+        elif n == 3:
+            cut(totals[n], at).add_(part)
+        else:
+            totals[n].add_(part)
+
+
+def _with(ctx: Any, saved: Sequence[Any]) -> Request:
+    query, key, value, bias, *tensors = saved
+    kernel = ctx.request.kernel.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+    return ctx.request._replace(query=query, key=key, value=value, bias=bias, kernel=kernel)
 
 
 def _traceable(request: Request) -> Tensor:
@@ -122,9 +139,8 @@ def _rows(
     """One block, of the request's tensors or of given pieces of them."""
     if query is None or key is None or value is None:
         query, key, value = _pieces(request, at)
-    keep, bias = request.visible(at)
-    kernel = _heads(request.kernel, at.lead[-1], request.shape[-3]) if at.lead else request.kernel
-    return reference.rows(kernel, query, key, value, keep, bias, request.dropout_p)
+    kernel = _of_heads(request.kernel, at, request.shape)
+    return reference.rows(kernel, query, key, value, *request.visible(at), request.dropout_p)
 
 
 def _pieces(request: Request, at: Block) -> list[Tensor]:
@@ -190,12 +206,13 @@ def _join(parts: list[Tensor], lead: tuple[int, ...]) -> Tensor:
     return parts[0]
 
 
-def _heads(kernel: Kernel, cut: Range, heads: int) -> Kernel:
-    """The kernel of some of the heads."""
-    if cut == (0, heads):
+def _of_heads(kernel: Kernel, at: Block, shape: tuple[int, ...]) -> Kernel:
+    """The kernel of the heads in a block."""
+    if not at.lead or at.lead[-1] == (0, shape[-3]):
         return kernel
+    start, stop = at.lead[-1]
     tensors = kernel.tensors().items()
-    return kernel.with_tensors({n: t[cut[0] : cut[1]] if t.dim() and t.shape[0] > 1 else t for n, t in tensors})
+    return kernel.with_tensors({n: t[start:stop] if t.dim() and t.shape[0] > 1 else t for n, t in tensors})
 
 
 def _empty(kernel: Kernel) -> Kernel:
