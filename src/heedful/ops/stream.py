@@ -16,10 +16,9 @@ from heedful.masks._algebra import Range
 from heedful.ops import reference
 from heedful.ops._request import Cost, Implementation, Request, wide
 
-# Coefficients in flight in backward: few enough to stay near the caches, enough to hide the cost of a call. Forward keeps
-# fewer copies of them and takes twice as many.
-BLOCK = {"cpu": 448 * 2**10, "cuda": 2**25}
-LEAST_ROWS = 128
+# Coefficients in flight: few enough to stay near the caches, enough to hide the cost of a call.
+BLOCK = {"cpu": 2**19, "cuda": 2**25}
+LEAST_ROWS = 256
 
 
 def run(request: Request) -> Tensor:
@@ -49,7 +48,7 @@ class _Stream(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
         ctx.request, ctx.names = request._replace(kernel=_empty(request.kernel)), names
         out = value.new_empty(*query.shape[:-1], value.shape[-1])
-        for at in _blocks(request, 2):
+        for at in _blocks(request):
             _narrow(out, at.lead, at.rows).copy_(_rows(request, at))
         return out
 
@@ -155,10 +154,10 @@ def _narrow(x: Tensor, lead: tuple[Range, ...], along: Range) -> Tensor:
     return x
 
 
-def _blocks(request: Request, times: int = 1) -> Iterator[Block]:
-    """Pieces of the grid of about `times * BLOCK` pairs: leading axes kept whole while LEAST_ROWS rows of them fit."""
+def _blocks(request: Request) -> Iterator[Block]:
+    """Pieces of the grid of about `BLOCK` pairs: leading axes kept whole while LEAST_ROWS rows of them fit."""
     *lead, queries, keys = request.shape
-    budget = times * BLOCK.get(request.query.device.type, BLOCK["cpu"])
+    budget = BLOCK.get(request.query.device.type, BLOCK["cpu"])
     room = max(1, budget // max(1, keys * LEAST_ROWS))
     steps: list[list[Range]] = []
     for size in reversed(lead):
