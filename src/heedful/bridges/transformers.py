@@ -50,7 +50,8 @@ def use(
     Args:
         model: a `PreTrainedModel` whose attention goes through the attention interface; changed in place.
         kernel: `Softmax()` by default. A `scale` it leaves open is the model's own scaling. Its tensors become parameters
-            (those that require grad) or buffers of `model.heedful_kernel`, so they are trained, moved and saved with it.
+            (those that require grad) or buffers of `model.heedful_kernel`, so they are trained and moved with it. To keep a
+            trained kernel, save it beside the model: `used(model).save_pretrained(folder)`.
         impl: as in `attend`.
         layers: the layers to change, counted by the first number in a module's name; the others keep softmax attention.
 
@@ -265,8 +266,10 @@ def _chosen(model: Any, layers: Sequence[int] | None) -> list[nn.Module]:
     if not calling:
         raise Unsupported(f"{name_of_model} has no attention that can be replaced{why}")
     known = {number for number in map(_layer, calling) if number is not None}
-    if layers is not None and not set(layers) <= known:
-        raise InvalidArgument(f"layers must be among {sorted(known)} of this {name_of_model}; got {list(layers)}")
+    if layers is not None and (not isinstance(layers, Sequence) or not layers or not set(layers) <= known):
+        raise InvalidArgument(
+            f"layers must be among {sorted(known)} of this {name_of_model}, one or more; got {layers!r}"
+        )
     own = {
         type(module).__name__
         for name, module in model.named_modules()

@@ -75,7 +75,8 @@ def _look(
     """
     from heedful.lens.report import look
 
-    if model != DEMO and not Path(model).exists():
+    model = str(Path(model).expanduser()) if model else model
+    if model != DEMO and not (model and Path(model).exists()):
         raise InvalidArgument(
             f"there is no folder {model!r}; the model comes first, as in: heedful look demo 'A text.'"
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from torch import Tensor
 
     from heedful.lens import AttentionSummary
@@ -46,6 +47,13 @@ class LookResult:
     model: ModelFacts
     text: str
     attention: AttentionSummary
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """How spread out each head's attention is, layers down and heads across."""
+        return self.attention.plot(ax)
+
+    def __repr__(self) -> str:
+        return f"LookResult({self.model.name}, {len(self.attention.tokens)} tokens, {self.model.layers} layers)"
 
     def to_dict(self) -> dict[str, Any]:
         pairs = [asdict(pair) for pair in self.attention.pairs()]
