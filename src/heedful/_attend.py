@@ -427,20 +427,22 @@ def _shield(request: Request) -> tuple[Request, Tensor | None]:
     shape, mask = request.shape, request.mask
     if mask is None or (_free_to_look(request) and _all_finite(request)):
         return request, None
-    bad_query, bad_key, bad_value = (
-        ~x.isfinite().all(dim=-1) for x in (request.query, request.key, request.value)
-    )  # [..., H, Q], [..., G, K], [..., G, K]
-    bad = bad_key | bad_value
+    bad = _not_finite(request.key) | _not_finite(request.value)  # [..., G, K]
     bad = request.per_head(bad, axis=-2) if bad.dim() > 1 else bad
-    sees = mask.reach(torch.ones_like(bad), shape)
-    poisoned = mask.reach(bad, shape) | (bad_query & sees)
-    clean = request._replace(
-        query=request.query.masked_fill(bad_query[..., None], 0.0),
-        key=request.key.masked_fill(bad_key[..., None], 0.0),
-        value=request.value.masked_fill(bad_value[..., None], 0.0),
-    )
+    bad_query = _not_finite(request.query)
+    if mask is not masks.causal:
+        # A query that sees nothing gives zeros whatever it holds; under causality alone every query sees something.
+        bad_query = bad_query & mask.reach(torch.ones_like(bad), shape)
+    poisoned = mask.reach(bad, shape) | bad_query
+    query, key, value = (x.nan_to_num(0.0, 0.0, 0.0) for x in (request.query, request.key, request.value))
+    clean = request._replace(query=query, key=key, value=value)
     poison = torch.zeros((), dtype=request.value.dtype, device=request.value.device).expand(shape[:-1])
     return clean, poison.masked_fill(poisoned, torch.nan)[..., None]
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    """Which vectors hold NaN or infinity, in one pass: the largest magnitude tells."""
+    return ~torch.linalg.vector_norm(x.detach(), ord=math.inf, dim=-1).isfinite()
 
 
 def _scaled(number: float, base: int, unit: str) -> str:
