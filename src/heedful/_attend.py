@@ -399,6 +399,8 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             )
         if tensor.shape[-3] == 0 or heads % tensor.shape[-3]:
             raise InvalidArgument(f"query heads ({heads}) must be a multiple of {name} heads ({tensor.shape[-3]})")
+    if query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        return
     try:
         torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     except RuntimeError:
