@@ -391,7 +391,9 @@ def test_layers_are_changed_alone():
     ours = use(model, Sigmoid(), layers=[1])(**given, output_hidden_states=True).hidden_states
     check_close(ours[1], eager[1])
     assert not torch.allclose(ours[2], eager[2])
-    with pytest.raises(InvalidArgument, match=r"layers must be among \[0, 1\] of this BertModel, one or more; got \[2\]"):
+    with pytest.raises(
+        InvalidArgument, match=r"layers must be among \[0, 1\] of this BertModel, one or more; got \[2\]"
+    ):
         use(model, layers=[2])
     assert used(model) == Sigmoid()
 

@@ -22,13 +22,16 @@ def run(request: Request) -> Tensor:
     assert folded is not None
     query, key, value = folded.query, folded.key, request.value
     width = value.shape[-1]
-    if folded.column is not None:
-        query, key = append_column(query, key, folded.column / folded.scale)
-    if query is not request.query:
-        # Fused kernels want one head size, a multiple of 8, for all three.
-        size = -(-max(query.shape[-1], width) // 8) * 8
-        query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
     is_causal, attn_mask, sees = _mask(request)
+    if folded.column is not None and _fits_a_mask(request, folded.column):
+        attn_mask = request.per_head(folded.column, axis=-2)[..., None, :].to(query.dtype)
+    else:
+        if folded.column is not None:
+            query, key = append_column(query, key, folded.column / folded.scale, least=width)
+        if query.shape[-1] != width or key.shape[-1] != width:
+            # Fused kernels want one head size for all three.
+            size = max(query.shape[-1], width)
+            query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
     # Given only where it acts: a compiled graph may leave the number of heads open, and the flag must be a plain bool.
     grouped = {"enable_gqa": True} if query.dim() > 2 and query.shape[-3] != key.shape[-3] else {}
     out = scaled_dot_product_attention(
@@ -46,12 +49,18 @@ def run(request: Request) -> Tensor:
     return out if sees is None else out.masked_fill(~sees, 0.0)
 
 
-def append_column(query: Tensor, key: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Adds `column` to every row of scores as further coordinates, exactly also in 16 bit.
+def _fits_a_mask(request: Request, column: Tensor) -> bool:
+    """Whether the column goes in as a float mask: cheaper than coordinates where no other mask, gradient or rounding is in play."""
+    asks = torch.is_grad_enabled() and column.requires_grad
+    return request.mask is None and not asks and column.device.type == "cpu" and request.query.dtype == column.dtype
+
+
+def append_column(query: Tensor, key: Tensor, column: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
+    """Adds `column` to every row of scores as further coordinates, exactly also in 16 bit; at least `least` in all.
 
     A 16-bit number holds 8 or 11 bits of the column, which for a squared norm of 64 is an error of 0.1 in the exponent. So
     the column is written as a sum of up to three 16-bit numbers (24 bits or more), each with a query coordinate of one; the
-    products are summed in float32 by the fused kernel. The head size is padded to a multiple of 8 anyway.
+    products are summed in float32 by the fused kernel. The head size is filled up to a multiple of 8, which it wants anyway.
     """
     parts = []
     terms = 1 if query.dtype in (torch.float32, torch.float64) else 3
@@ -61,10 +70,13 @@ def append_column(query: Tensor, key: Tensor, column: Tensor) -> tuple[Tensor, T
         column = column - column.detach().amax(dim=-1, keepdim=True)
     for _ in range(terms):
         part = column.clamp(-limit, limit).to(query.dtype)
-        parts.append(part)
+        parts.append(part[..., None])
         column = column - part.to(column.dtype)
-    ones = torch.ones_like(query[..., :1]).expand(*query.shape[:-1], terms)
-    return torch.cat((query, ones), dim=-1), torch.cat((key, torch.stack(parts, dim=-1)), dim=-1)
+    fill = -(-max(query.shape[-1] + terms, least) // 8) * 8 - query.shape[-1] - terms
+    # The fill is multiplied by zeros among the keys, so any number will do among the queries.
+    ones = torch.ones((), dtype=query.dtype, device=query.device).expand(*query.shape[:-1], terms + fill)
+    zeros = torch.zeros((), dtype=key.dtype, device=key.device).expand(*key.shape[:-1], fill)
+    return torch.cat((query, ones), dim=-1), torch.cat((key, *parts, zeros), dim=-1)
 
 
 def _mask(request: Request) -> tuple[bool, Tensor | None, Tensor | None]:
