@@ -61,12 +61,12 @@ class Kernel:
 
     >>> import torch
     >>> from heedful import Kernel, attend
-    >>> class Cauchy(Kernel):
+    >>> class Lorentz(Kernel):
     ...     width: float = 1.0
     ...     def coefficients(self, query, key):
     ...         return 1 / (1 + torch.cdist(query, key).square() / self.width**2)
     >>> x = torch.randn(1, 1, 5, 4)
-    >>> attend(x, x, x, kernel=Cauchy(2.0).normalized()).shape
+    >>> attend(x, x, x, kernel=Lorentz(2.0).normalized()).shape
     torch.Size([1, 1, 5, 4])
     """
 
@@ -76,7 +76,7 @@ class Kernel:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         known = Kernel._named.get(cls.__name__)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        if known is not None and known.__module__.startswith("heedful.") and known.__module__ != cls.__module__:
             raise InvalidArgument(f"a kernel {cls.__name__} exists in {known.__module__}; give yours another name")
         if {"score", "activation", "coefficients"} & cls.__dict__.keys():
             # Another formula than the parent's: what the parent knew of faster forms holds no longer.

@@ -28,7 +28,7 @@ class Module(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         known = Module._named.get(cls.__name__)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        if known is not None and known.__module__.startswith("heedful.") and known.__module__ != cls.__module__:
             raise InvalidArgument(f"a layer {cls.__name__} exists in {known.__module__}; give yours another name")
         Module._named[cls.__name__] = cls
 
