@@ -17,7 +17,7 @@ from heedful.ops import reference
 from heedful.ops._request import Cost, Implementation, Request, wide
 
 # Coefficients in flight: few enough to stay near the caches, enough to hide the cost of a call.
-BLOCK = {"cpu": 2**19, "cuda": 2**25}
+BLOCK = {"cpu": 448 * 2**10, "cuda": 2**25}
 LEAST_ROWS = 256
 
 
