@@ -17,7 +17,7 @@ from heedful.ops import reference
 from heedful.ops._request import Cost, Implementation, Request, wide
 
 # Coefficients in flight: few enough to stay near the caches, enough to hide the cost of a call.
-BLOCK = {"cpu": 448 * 2**10, "cuda": 2**25}
+BLOCK = {"cpu": 2**19, "cuda": 2**25}
 LEAST_ROWS = 256
 
 
@@ -183,7 +183,7 @@ def _reach(request: Request, start: int, budget: int) -> tuple[int, Range]:
     while stop < queries:
         further = min(queries, stop + (stop - start))
         wider = request.mask.span((start, further), request.shape)
-        if (further - start) * (wider[1] - wider[0]) > budget:
+        if 2 * (further - start) * (wider[1] - wider[0]) > budget:
             break
         stop, span = further, wider
     return stop, span
