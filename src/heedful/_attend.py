@@ -26,6 +26,9 @@ SMALL, MANY, FEW = 2**20, 2**24, 2**16
 # Memory that `linear` may take for its features where it saves arithmetic alone.
 ROOM = 2**28
 
+# Called with the request and the output of each call, while somebody watches (`heedful.bridges.watch`).
+WATCHERS: list[Callable[[Request, Tensor], None]] = []
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 P = ParamSpec("P")
@@ -236,13 +239,16 @@ def attend(
     >>> attend(q, k, v, kernel=Gaussian(bandwidth=2.0), is_causal=True).shape
     torch.Size([2, 4, 9, 8])
     """
-    request = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    with _full_precision(request):
-        request, poison = _shield(request)
+    asked = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
+    with _full_precision(asked):
+        request, poison = _shield(asked)
         request = _centred(_moved(request, impl))
         chosen, _ = _choose(request, impl)
         out = IMPLEMENTATIONS[chosen].run(request)
-        return out if poison is None else out + poison
+        out = out if poison is None else out + poison
+    for tell in WATCHERS:
+        tell(asked, out)
+    return out
 
 
 def _moved(request: Request, impl: str) -> Request:

@@ -192,8 +192,9 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     """An attention function of transformers: `[B, Q, H, E]`, and the coefficients where they are asked for."""
     _refuse_foreign(module, attention_mask, kwargs)
+    kernel = kernel_of(module, query.device, scaling)
     held = module.__dict__.get("_heedful")
-    kernel, impl = (Softmax(scale=scaling), "auto") if held is None else (held.at(query.device, scaling), held.impl)
+    impl = "auto" if held is None else held.impl
     # As for SDPA: without a mask a module says itself whether it is causal, and a single query is the last one.
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[-2] > 1
@@ -204,6 +205,12 @@ def _attention(
     if _asks_for_weights(module, kwargs):
         weights = attend.coefficients(query, key, mask, causal, enable_gqa=True, kernel=kernel)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def kernel_of(module: nn.Module, device: torch.device, scaling: float | None) -> Kernel:
+    """The kernel that a module of a model in `use` attends with."""
+    held = module.__dict__.get("_heedful")
+    return Softmax(scale=scaling) if held is None else held.at(device, scaling)
 
 
 def _attention_complete(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

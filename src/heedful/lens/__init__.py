@@ -1,6 +1,51 @@
 """Lenses: reading what attention does inside a model somebody already has."""
 
-from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
-from heedful.lens.report import LookResult, ModelFacts, look
+from __future__ import annotations
 
-__all__ = ["AttentionSummary", "HeadSummary", "LookResult", "ModelFacts", "TokenPair", "look", "summarize"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# Name -> where it lives; a module stands for itself. Nothing is imported before it is used: `heedful plan` needs no torch.
+_HOMES = {
+    **dict.fromkeys(("AttentionSummary", "HeadSummary", "TokenPair", "summarize"), "attention"),
+    **dict.fromkeys(("LayerRecord", "Observation", "observe"), "observation"),
+    **dict.fromkeys(("LookResult", "ModelFacts", "look"), "report"),
+    **dict.fromkeys(("Section", "Subject"), "sections"),
+}
+_MODULES = ("depth", "symmetry")
+
+__all__ = [
+    "AttentionSummary",
+    "HeadSummary",
+    "LayerRecord",
+    "LookResult",
+    "ModelFacts",
+    "Observation",
+    "Section",
+    "Subject",
+    "TokenPair",
+    "depth",
+    "look",
+    "observe",
+    "summarize",
+    "symmetry",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"heedful.lens.{_HOMES[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"heedful.lens.{name}")
+    else:
+        raise AttributeError(f"module 'heedful.lens' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+if TYPE_CHECKING:
+    from heedful.lens import depth, symmetry
+    from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
+    from heedful.lens.observation import LayerRecord, Observation, observe
+    from heedful.lens.report import LookResult, ModelFacts, look
+    from heedful.lens.sections import Section, Subject

@@ -1,0 +1,145 @@
+"""Turns calls of attention into records, in memory up to a limit, then on disk."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful._errors import InvalidArgument
+from heedful.bridges.watch import Watched
+from heedful.lens._record import LayerRecord
+from heedful.lens._shelf import SHARED, Shelf
+
+
+class Recorder:
+    """Keeps the calls asked for, in memory up to a limit, then on disk."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[int] | None,
+        keep: tuple[str, ...],
+        memory: int,
+        disk: str | Path | None,
+    ) -> None:
+        self._layers, self._keep, self._memory, self._disk = layers, keep, memory, disk
+        # What the last layers are is known only at the end.
+        self._from_end = max((-at for at in layers or () if at < 0), default=0)
+        self._two_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self._records: dict[int, LayerRecord] = {}
+        self._shared: dict[int, tuple[Tensor, Tensor]] = {}
+        self._count = self._bytes = 0
+        self.callers: set[str] = set()
+        self.room: Any = None
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Recorder:
+        if self._disk is not None:
+            self._shelf: Shelf | None = self._closing.enter_context(Shelf.writing(self._disk))
+        else:
+            self._shelf = None
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._closing.__exit__(*error)
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where records go that are not held in memory."""
+        if self._shelf is None:
+            self.room = tempfile.TemporaryDirectory(prefix="heedful-")
+            self._shelf = Shelf(Path(self.room.name))
+        return self._shelf
+
+    def add(self, call: Watched) -> None:
+        index, self._count = self._count, self._count + 1
+        self.callers.add(call.name)
+        if self._layers is None or index in self._layers or self._from_end:
+            record = self._record(index, call)
+            size = sum(x.nbytes for name, x in record._tensors.items() if name not in SHARED)
+            if self._disk is not None or self._bytes + size > self._memory:
+                record = self.shelf.put(record)
+            else:
+                self._bytes += size
+            self._records[index] = record
+        if self._layers is not None:
+            self._drop(index - self._from_end)
+
+    def _drop(self, index: int) -> None:
+        """Forgets a layer that has turned out not to be among the last."""
+        if index in self._records and index not in (self._layers or ()):
+            record = self._records.pop(index)
+            if isinstance(record._tensors, dict):
+                self._bytes -= sum(x.nbytes for name, x in record._tensors.items() if name not in SHARED)
+            else:
+                self.shelf.remove(index)
+
+    def finish(self) -> list[LayerRecord]:
+        if self._layers is not None and self._count:
+            wanted = {at + self._count if at < 0 else at for at in self._layers}
+            if not wanted <= set(range(self._count)):
+                raise InvalidArgument(
+                    f"the model made {self._count} calls of attention; got layers={list(self._layers)}"
+                )
+            for index in [*self._records]:
+                if index not in wanted:
+                    self._layers = ()
+                    self._drop(index)
+        return [self._records[index] for index in sorted(self._records)]
+
+    def _record(self, index: int, call: Watched) -> LayerRecord:
+        weights = "weights" in self._keep
+        found = {
+            "queries": call.query if "queries" in self._keep or (weights and call.weights is None) else None,
+            "keys": call.key if "keys" in self._keep or (weights and call.weights is None) else None,
+            "values": call.value if "values" in self._keep else None,
+            "inputs": call.inputs if "inputs" in self._keep else None,
+            "outputs": call.output if "outputs" in self._keep else None,
+            "weights": call.weights if weights else None,
+        }
+        tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in found.items() if x is not None}
+        tensors |= {name: self._once(x) for name, x in (("mask", call.mask), ("bias", call.bias)) if x is not None}
+        batch, heads, queries = call.output.shape[:3]
+        if call.key is not None:
+            key_heads, keys = call.key.shape[1:3]
+        else:
+            key_heads, keys = heads, queries if call.weights is None else call.weights.shape[-1]
+        return LayerRecord(
+            index=index,
+            name=call.name,
+            kind="cross" if call.cross else "self",
+            side="decoder" if self._two_sided and "decoder" in call.name.split(".") else "input",
+            batch=batch,
+            heads=heads,
+            key_heads=key_heads,
+            queries_len=queries,
+            keys_len=keys,
+            causal=call.causal or _hides_the_future(tensors.get("mask"), queries, keys),
+            upper_left=call.causal,
+            kernel=None
+            if call.kernel is None
+            else call.kernel.with_tensors({name: x.detach().cpu() for name, x in call.kernel.tensors().items()}),
+            _keep=self._keep,
+            _tensors=tensors,
+        )
+
+    def _once(self, mask: Tensor) -> Tensor:
+        """One copy of what all layers share, its repeated axes at length one."""
+        if id(mask) not in self._shared:
+            small = mask.detach()
+            for axis, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+                small = small.narrow(axis, 0, 1) if step == 0 and size > 1 else small
+            self._shared[id(mask)] = (mask, small.to("cpu", copy=True).contiguous())
+        return self._shared[id(mask)][1]
+
+
+def _hides_the_future(mask: Tensor | None, queries: int, keys: int) -> bool:
+    if mask is None or queries != keys or queries == 1 or mask.shape[-2] != queries:
+        return False
+    return not bool((mask & ~torch.ones(queries, keys, dtype=torch.bool).tril()).any())

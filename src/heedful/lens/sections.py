@@ -1,0 +1,107 @@
+"""The small protocol by which a lens adds its section to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful._errors import MissingExtra, Unsupported
+
+if TYPE_CHECKING:
+    from heedful.lens.observation import Observation
+
+__all__ = ["LENSES", "Section", "Subject", "html_table", "readable", "sections"]
+
+# Name -> the module whose `section(subject)` reads it, in the order of the report. To add a lens, add its line.
+LENSES = {
+    "attention": "heedful.lens.attention",
+    "symmetry": "heedful.lens.symmetry",
+    "depth": "heedful.lens.depth",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model reading one text: what every lens is shown.
+
+    `progress(done, total)` may be called by a lens that works for longer than a second.
+    """
+
+    model: Any
+    tokenizer: Any
+    folder: Path | None
+    text: str
+    observation: Observation
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one lens says of a subject: for people, for machines and for the page.
+
+    Args:
+        title: the heading.
+        summary: plain text for the terminal, at most 100 columns.
+        data: what `--json` prints; JSON types alone.
+        html: a fragment that goes under the heading, escaped where it holds text of the model's. It may hold inline SVG; it
+            names no outside address and has no inline event handlers.
+        style, script: what this fragment needs beyond the page's own, once per page.
+        result: the lens's own result, for those who call `look` from Python.
+    """
+
+    title: str
+    summary: str
+    data: dict[str, Any] = field(repr=False)
+    html: str = field(repr=False)
+    style: str = field(default="", repr=False)
+    script: str = field(default="", repr=False)
+    result: Any = field(default=None, repr=False)
+
+
+def sections(
+    subject: Subject, begin: Callable[[str], None] = lambda name: None
+) -> Iterator[tuple[str, Section | str]]:
+    """Each lens by name with its section, or with the reason, in one line, why it does not apply.
+
+    `begin(name)` is called before a lens starts.
+    """
+    for name, module in LENSES.items():
+        begin(name)
+        try:
+            yield name, import_module(module).section(subject)
+        except (Unsupported, MissingExtra) as reason:
+            yield name, " ".join(str(reason).split())
+
+
+def readable(tokenizer: Any, token: str) -> str:
+    """A token as a person would write it, on one line: no marks of the tokenizer, nothing that is not printable.
+
+    >>> readable(None, "a\\u202eb")
+    'a\\\\u202eb'
+    """
+    plain = token if tokenizer is None else tokenizer.convert_tokens_to_string([token]).strip() or token
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in plain)
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
+    """A table of text cells, escaped, that scrolls where it is too wide; numbers are set to the right.
+
+    >>> html_table(["layer", "rank"], [[0, "a < b"]])
+    '<div class="scroll"><table><thead><tr><th class=number>layer</th><th>rank</th></tr></thead><tbody><tr><td class=number>0</td><td>a &lt; b</td></tr></tbody></table></div>'
+    """
+
+    def number(value: object) -> bool:
+        return isinstance(value, int | float) or str(value)[:1].isdigit() or str(value)[:2].lstrip("-").isdigit()
+
+    def cell(tag: str, value: object, right: bool) -> str:
+        return f"<{tag}{' class=number' if right else ''}>{escape(str(value))}</{tag}>"
+
+    right = [all(map(number, column)) for column in zip(*rows, strict=True)] or [False] * len(head)
+    titles = "".join(cell("th", title, side) for title, side in zip(head, right, strict=True))
+    body = "".join(f"<tr>{''.join(cell('td', value, number(value)) for value in row)}</tr>" for row in rows)
+    named = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{named}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,0 +1,84 @@
+"""`heedful reproduce`: recipes are found, run, kept and shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from heedful import InvalidArgument, Unsupported
+from heedful.cli import reproduce as room
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with one recipe that adds up."""
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    (folder / "sum_numbers.py").write_text(
+        '"""Adds numbers.\n\nBy adding.\n"""\n'
+        "def run(setting):\n"
+        "    (setting.work / 'part').write_text('1')\n"
+        "    setting.say('adding')\n"
+        "    return {'sum': 1 if setting.quick else 3, 'device': setting.device}\n"
+        "def table(result):\n    return f\"| sum |\\n|---|\\n| {result['sum']} |\"\n"
+    )
+    (folder / "helper.py").write_text("")
+    monkeypatch.setattr(room, "root", lambda: tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setitem(sys.modules, "experiments", package := types.ModuleType("experiments"))
+    package.__path__ = [str(folder)]
+    yield tmp_path
+    sys.modules.pop("experiments.sum_numbers", None)
+
+
+def test_a_recipe_is_run_kept_and_shown(checkout, capsys):
+    table, file = room.reproduce("sum-numbers")
+    assert table.endswith("| 3 |")
+    assert capsys.readouterr().err == "adding\n"
+    assert file == checkout / "experiments" / "results" / "sum-numbers.json"
+    told = json.loads(file.read_text())
+    assert told["result"] == {"sum": 3, "device": "cpu"}
+    assert told["command"] == "heedful reproduce sum-numbers"
+    assert set(told["versions"]) == {"python", "torch", "heedful"}
+    page = room.page()
+    assert "## sum-numbers\n\nAdds numbers.\n\nBy adding.\n" in page
+    assert "`heedful reproduce sum-numbers` (" in page
+    assert "| 3 |" in page
+
+
+def test_a_quick_run_touches_no_result(checkout, tmp_path):
+    _, file = room.reproduce("sum-numbers", quick=True)
+    assert file == checkout / "experiments" / ".work" / "sum-numbers" / "quick.json"
+    assert not (checkout / "experiments" / "results").exists()
+    assert "Not run yet: `heedful reproduce sum-numbers`" in room.page()
+    _, file = room.reproduce("sum-numbers", out=tmp_path / "there" / "x.json", work=tmp_path / "w")
+    assert json.loads(file.read_text())["result"]["sum"] == 3
+    assert (tmp_path / "w" / "part").read_text() == "1"
+
+
+def test_what_is_not_there_is_told(checkout, monkeypatch, tmp_path):
+    assert room.names() == ["sum-numbers"]
+    assert "sum-numbers" in room.listing()
+    with pytest.raises(InvalidArgument, match="there is no recipe 'other'; there are sum-numbers"):
+        room.reproduce("other")
+    monkeypatch.undo()
+    monkeypatch.setattr("heedful.__file__", str(tmp_path / "a" / "b" / "c" / "heedful" / "__init__.py"))
+    with pytest.raises(Unsupported, match="from a checkout"):
+        room.names()
+
+
+def test_results_page_is_up_to_date():
+    """docs/results.md is what `make docs` writes from the JSON that the repository keeps."""
+    page = (room.root() / "docs" / "results.md").read_text()
+    assert page == room.page(), "run `make docs` and commit docs/results.md"
+
+
+@pytest.mark.parametrize("name", room.names())
+def test_every_recipe_has_its_result(name):
+    told = json.loads((room.root() / "experiments" / "results" / f"{name}.json").read_text())
+    assert told["name"] == name
+    assert not told["quick"]
+    assert room.recipe(name).table(told["result"]).count("|") > 4
