@@ -1,0 +1,137 @@
+"""Which parameters of Hugging Face models live in the embedding, and how each moves when the embedding turns.
+
+Read off the modules, not off their names in a registry: what has Llama's shape (Llama, Mistral, Qwen2 and their kin) is
+known by it, and a norm is believed to be RMSNorm after it was tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful._errors import Unsupported
+
+__all__ = ["RotationPlan", "attention_roles", "llama_plan"]
+
+# What projections are called by the models of transformers: into the heads, and out of them.
+INWARD = {"q_proj", "k_proj", "v_proj", "query", "key", "value", "q", "k", "v", "q_lin", "k_lin", "v_lin", "c_attn"}
+OUTWARD = {"o_proj", "out_proj", "dense", "o", "out_lin", "c_proj"}
+
+
+@dataclass(frozen=True)
+class RotationPlan:
+    """All that `rotate_` needs to know of a model.
+
+    Attributes:
+        size: of the embedding.
+        roles: parameter -> `rows`, `cols`, `both`, `bias` or `fixed`.
+        gains: gain of a norm -> the weights that read what it scales, which take it over.
+        stuck: gains that nothing can take over, with the reason; the model can be turned if they are all equal.
+        tied: module whose weight is the embedding table itself, and must get its own when a gain goes into it.
+        layers: modules before which activations are measured.
+    """
+
+    size: int
+    roles: dict[str, str]
+    gains: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stuck: dict[str, str] = field(default_factory=dict)
+    tied: str | None = None
+    layers: tuple[str, ...] = ()
+
+
+def attention_roles(module: nn.Module) -> dict[str, str] | None:
+    """The roles of an attention module's parameters, or None where its projections are not recognised.
+
+    `rows` for what goes into heads, `cols` and `bias` for what comes out, `fixed` for biases and norms inside heads. The
+    weights of transformers' `Conv1D` (GPT-2) are the transpose of `Linear`'s.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> config = LlamaConfig(vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12)
+    >>> attention_roles(LlamaModel(config).layers[0].self_attn)["o_proj.weight"]
+    'cols'
+    """
+    roles: dict[str, str] = {}
+    found = set()
+    for name, part in module.named_children():
+        if not isinstance(getattr(part, "weight", None), Tensor):
+            continue
+        transposed = type(part).__name__ == "Conv1D"
+        if name in INWARD:
+            found.add("in")
+            roles[f"{name}.weight"] = "cols" if transposed else "rows"
+            roles[f"{name}.bias"] = "fixed"
+        elif name in OUTWARD:
+            roles[f"{name}.weight"] = "rows" if transposed else "cols"
+            roles[f"{name}.bias"] = "bias"
+    names = [name for name, _ in module.named_parameters()]
+    return {name: roles.get(name, "fixed") for name in names} if found else None
+
+
+def llama_plan(model: Any) -> RotationPlan:
+    """How to turn the embedding of a Llama-type model; `Unsupported` with the reason where it cannot be turned."""
+    kind = type(model).__name__
+    body, prefix = (model.model, "model.") if hasattr(model, "model") else (model, "")
+    for name, part in model.named_modules():
+        if isinstance(part, nn.LayerNorm):
+            raise Unsupported(
+                f"{kind} cannot be rotated: {name} is a LayerNorm, whose mean and gain single out directions of the "
+                "embedding. Models with RMSNorm can: Llama, Mistral, Qwen2"
+            )
+    missing = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(body, part)]
+    if missing:
+        raise Unsupported(f"{kind} is not of Llama's shape: it has no {', '.join(missing)}; give roles={{name: role}}")
+    size = int(body.embed_tokens.weight.shape[-1])
+    roles = {f"{prefix}embed_tokens.weight": "rows"}
+    gains: dict[str, tuple[str, ...]] = {}
+    layers = []
+    for at, layer in enumerate(body.layers):
+        name = f"{prefix}layers.{at}"
+        layers.append(name)
+        inside = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
+        for (part, reading), norm in zip(inside.items(), ("input_layernorm", "post_attention_layernorm"), strict=True):
+            _check_parts(kind, layer, name, (part, norm))
+            out = {"self_attn": "o_proj", "mlp": "down_proj"}[part]
+            _check_parts(kind, getattr(layer, part), f"{name}.{part}", (*reading, out))
+            _check_norm(kind, getattr(layer, norm), f"{name}.{norm}", size)
+            for each in reading:
+                roles |= {f"{name}.{part}.{each}.weight": "rows", f"{name}.{part}.{each}.bias": "fixed"}
+            roles |= {f"{name}.{part}.{out}.weight": "cols", f"{name}.{part}.{out}.bias": "bias"}
+            gains[f"{name}.{norm}.weight"] = tuple(f"{name}.{part}.{each}.weight" for each in reading)
+        # Norms of queries and keys act inside heads, where nothing turns.
+        roles |= {f"{name}.self_attn.{norm}.weight": "fixed" for norm in ("q_norm", "k_norm")}
+    _check_norm(kind, body.norm, f"{prefix}norm", size)
+    head = next((one for one in ("lm_head", "score") if isinstance(getattr(model, one, None), nn.Linear)), None)
+    stuck, tied = {}, None
+    if head is None:
+        stuck[f"{prefix}norm.weight"] = "nothing comes after it: rotate the model with its head"
+    else:
+        gains[f"{prefix}norm.weight"] = (f"{head}.weight",)
+        roles |= {f"{head}.weight": "rows", f"{head}.bias": "fixed"}
+        tied = head if getattr(model, head).weight is body.embed_tokens.weight else None
+    roles |= dict.fromkeys((*gains, *stuck), "fixed")
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    unknown = [name for name in names if name not in roles]
+    if unknown:
+        raise Unsupported(f"{kind} has {unknown[0]}, which Llama has not; it is not known how that moves: give roles")
+    return RotationPlan(size, {name: roles[name] for name in names}, gains, stuck, tied, tuple(layers))
+
+
+def _check_parts(kind: str, module: Any, name: str, parts: tuple[str, ...]) -> None:
+    missing = [part for part in parts if not hasattr(module, part)]
+    if missing:
+        raise Unsupported(f"{kind} is not of Llama's shape: {name} has no {missing[0]}; give roles={{name: role}}")
+
+
+def _check_norm(kind: str, norm: Any, name: str, size: int) -> None:
+    """Tries the norm: Gemma's, say, multiplies by 1 + weight, and would be absorbed wrongly."""
+    if getattr(norm, "weight", None) is None:
+        raise Unsupported(f"{kind} cannot be rotated: {name} has no gain, so it is not known what it does; give roles")
+    x = torch.linspace(-1.0, 2.0, size, device=norm.weight.device, dtype=norm.weight.dtype)[None, None]
+    with torch.no_grad():
+        got, wide = norm(x).double(), x.double()
+    wanted = norm.weight.detach().double() * wide / wide.square().mean().sqrt()
+    if not bool((got - wanted).norm() <= 0.02 * wanted.norm()):
+        raise Unsupported(f"{kind} cannot be rotated: {name} is not gain * x / rms(x)")

@@ -1,0 +1,142 @@
+"""`heedful symmetry`: the symmetries of anything that can be imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from inspect import Parameter, isclass, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from heedful._errors import InvalidArgument
+
+__all__ = ["find", "symmetry"]
+
+
+def find(target: str) -> Any:
+    """What `MODULE:NAME` or `FILE.py:NAME` names; a function without arguments is called, and what it makes is meant.
+
+    >>> find("torch:relu").__name__
+    'relu'
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise InvalidArgument(f"give MODULE:NAME or FILE.py:NAME, as torch:relu; got {target!r}")
+    thing: Any = _module(place)
+    for part in name.split("."):
+        try:
+            thing = getattr(thing, part)
+        except AttributeError:
+            raise InvalidArgument(f"{place} has no {name!r}") from None
+    if isclass(thing):
+        raise InvalidArgument(f"{target} is a class; name an instance, or a function without arguments that makes one")
+    if not callable(thing):
+        raise InvalidArgument(f"{target} is {type(thing).__name__}; name a function or a module")
+    return _made(thing, target) if _takes_nothing(thing) else thing
+
+
+def _module(place: str) -> Any:
+    try:
+        if not place.endswith(".py"):
+            # Like python -m: what lies in the current folder can be imported.
+            if "" not in sys.path:
+                sys.path.insert(0, "")
+            return importlib.import_module(place)
+        if not Path(place).is_file():
+            raise InvalidArgument(f"there is no file {place}")
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None:
+            raise InvalidArgument(f"{place} cannot be imported")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except InvalidArgument:
+        raise
+    except Exception as error:
+        raise InvalidArgument(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _takes_nothing(thing: Any) -> bool:
+    try:
+        parameters = signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return not any(p.kind is not Parameter.VAR_KEYWORD and p.default is Parameter.empty for p in parameters)
+
+
+def _made(thing: Any, target: str) -> Any:
+    try:
+        made = thing()
+    except Exception as error:
+        raise InvalidArgument(f"{target}() raised {type(error).__name__}: {error}") from error
+    if not callable(made):
+        raise InvalidArgument(f"{target}() returns {type(made).__name__}; it must return a function or a module")
+    return made
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidArgument(f"--n must be numbers of tokens with commas between, as 2,5,9; got {text!r}") from None
+
+
+def symmetry(
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="What to test, as torch:relu or layers.py:make.")],
+    d: Annotated[int, typer.Option("--d", help="Size of the embedding.")],
+    k: Annotated[int, typer.Option("--k", help="Knowledge vectors, a second argument (k, d).")] = 0,
+    n: Annotated[str, typer.Option("--n", help="Numbers of tokens to go through.")] = "2,3,5,9",
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", help="Demand this symmetry: O, SO, permutation, signed_permutation, sign, translation, "
+                     "position or length. May be repeated; without it all are described."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Random inputs per symmetry.")] = 100,
+    tol: Annotated[float | None, typer.Option(help="Relative error to let pass.", show_default="calibrated")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float64, ...", show_default="the module's")] = None,
+    batched: Annotated[
+        bool | None, typer.Option("--batched/--unbatched", help="Whether it takes (1, n, d).", show_default="modules do")
+    ] = None,
+    invariant: Annotated[bool, typer.Option("--invariant", help="Test f(moved X) = f(X) instead.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:  # fmt: skip
+    """Tests which symmetries a function or module has, of its embedding and of its positions.
+
+    Vectors X (n, d) go in and vectors come out, in torch or numpy. A function
+    without arguments is called first, and what it returns is tested.
+
+    Exit code 0: described, or every symmetry demanded by --group holds.
+    1: one of them is broken. 2: it could not be tested.
+    """
+    from heedful.lens.symmetry import audit
+
+    options: dict[str, Any] = {"checks": group} if group else {}
+    found = audit(find(target), d=d, k=k, n=_numbers(n), trials=trials, tol="auto" if tol is None else tol,
+                  dtype=_dtype(dtype), batched=batched, invariant=invariant, seed=seed, **options)  # fmt: skip
+    if group and found.refused:
+        raise InvalidArgument(next(iter(found.refused.values())))
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    if group and not _all_hold(found, group):
+        raise typer.Exit(1)
+
+
+def _all_hold(found: Any, group: Sequence[str]) -> bool:
+    # With its parameters as knowledge a layer has the symmetry, but nobody demanded that form.
+    return all(found.reports[name].passed for name in group)
+
+
+def _dtype(name: str | None) -> Any:
+    if name is None:
+        return None
+    import torch
+
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InvalidArgument(f"--dtype must be float64, float32, bfloat16 or float16; got {name!r}")
+    return found

@@ -1,0 +1,189 @@
+"""All symmetries of one function as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from heedful._errors import HeedfulError, InvalidArgument, MissingExtra, Unsupported
+from heedful.lens.symmetry._call import Function, Roles
+from heedful.lens.symmetry._moves import GROUPS, Group
+from heedful.lens.symmetry._report import Report, SymmetryBroken
+from heedful.lens.symmetry._roles import known_roles
+from heedful.lens.symmetry.equivariance import Sampler, check_equivariance, check_numbers, check_permutation
+from heedful.lens.symmetry.information import InformationReport, check_finite_information
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Audit", "audit"]
+
+CHECKS = (*GROUPS, "position", "length")
+WITH_PARAMETERS = "O with its parameters"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The reports by check, `O with its parameters` among them, and why others did not apply."""
+
+    name: str
+    d: int
+    k: int
+    invariant: bool
+    reports: dict[str, Report | InformationReport] = field(repr=False)
+    refused: dict[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check that was run passed, and none was refused."""
+        return not self.refused and all(report.passed for report in self.reports.values())
+
+    @property
+    def conclusion(self) -> str:
+        """What the embedding and position symmetries mean together."""
+        embedding, position = self._holds("O"), self._holds("position")
+        if self.invariant or "O" not in self.reports or "position" not in self.reports:
+            return ""
+        vectors = "tokens and knowledge" if self.k else "tokens"
+        ending = ": a form of attention (Prop. 3.2)" if position else ", but the order of tokens matters"
+        if embedding:
+            return f"f is a combination of {vectors} whose coefficients depend on inner products alone{ending}"
+        if self._holds(WITH_PARAMETERS):
+            return (
+                f"f keeps no embedding symmetry by itself; with its parameters as knowledge it has all of O(d){ending}"
+            )
+        if position:
+            return "f treats tokens alike, but its coordinates mean something: they cannot be turned by themselves"
+        return ""
+
+    def _holds(self, check: str) -> bool:
+        return check in self.reports and self.reports[check].passed
+
+    def to_dict(self) -> dict[str, Any]:
+        reports = {check: report.to_dict() for check, report in self.reports.items()}
+        return {"name": self.name, "d": self.d, "k": self.k, "invariant": self.invariant, "passed": self.passed, "conclusion": self.conclusion,
+                "reports": reports, "refused": dict(self.refused)}  # fmt: skip
+
+    def raise_if_failed(self) -> None:
+        """Raises `SymmetryBroken` with the reports that failed."""
+        failed = [str(report) for report in self.reports.values() if not report.passed]
+        if failed or self.refused:
+            raise SymmetryBroken("\n".join([*failed, *(f"{check}: {why}" for check, why in self.refused.items())]))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The largest error of each check on a logarithmic scale."""
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise MissingExtra("matplotlib", "plot") from None
+        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        shown = {check: r for check, r in reversed(self.reports.items()) if isinstance(r, Report)}
+        sizes = [min(max(r.largest, 1e-18), 10.0) for r in shown.values()]
+        colors = ["tab:blue" if r.passed else "tab:orange" for r in shown.values()]
+        ax.barh([f"{check} ({'holds' if r.passed else 'broken'})" for check, r in shown.items()], sizes, color=colors)
+        ax.set(xscale="log", xlabel="largest relative error", title=f"Symmetries of {self.name}")
+        return ax
+
+    def __str__(self) -> str:
+        sizes = f"d = {self.d}" + (f", k = {self.k}" if self.k else "")
+        lines = [
+            f"symmetries of {self.name} ({sizes})",
+            "  symmetry   group                    verdict   failed   largest error  at most",
+        ]
+        for check, report in self.reports.items():
+            if isinstance(report, InformationReport):
+                told = "any tried" if report.passed else report.verdict.split("BROKEN")[1].lstrip(",; ")
+                lines.append(f"  {'length':<10} {'':<24} {'holds' if report.passed else 'BROKEN':<9} {told}")
+                continue
+            verdict = "holds" if report.passed else "BROKEN" if report.deterministic else "random"
+            name = check if report.symmetry == "embedding" else report.group
+            failed = f"{report.failures}/{report.trials}"
+            lines.append(
+                f"  {report.symmetry:<10} {name:<24} {verdict:<9} {failed:<8} {report.largest:<14.2g} {report.bound:.2%}"
+            )
+        lines += [f"  {check:<35} not tested: {why}" for check, why in self.refused.items()]
+        notes = [(check, note) for check, r in self.reports.items() if isinstance(r, Report) for note in r.notes]
+        lines += [f"  note on {check}: {note}" for check, note in notes]
+        lines += [self.conclusion] if self.conclusion else []
+        examples = [r for r in self.reports.values() if isinstance(r, Report) and r.counterexample is not None]
+        for report in examples[:1]:
+            lines.append(f"{report.symmetry} symmetry, group {report.group}:\n{report.counterexample}")
+        for report in [r for r in examples[1:] if r.symmetry == "position"]:
+            lines.append(f"position symmetry:\n{report.counterexample}")
+        return "\n".join(lines)
+
+
+def audit(
+    f: Function,
+    *,
+    d: int,
+    n: int | Sequence[int] = (2, 3, 5, 9),
+    k: int = 0,
+    checks: Sequence[str] = CHECKS,
+    roles: Roles | Literal["auto"] | None = "auto",
+    invariant: bool = False,
+    trials: int = 100,
+    sampler: Sampler | None = None,
+    tol: float | Literal["auto"] = "auto",
+    dtype: torch.dtype | None = None,
+    batched: bool | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Audit:
+    """Tests every symmetry at once: those of the embedding, the position, and the length.
+
+    Args:
+        f, d, n, k, ...: as in `check_equivariance`.
+        checks: the groups `O`, `SO`, `permutation`, `signed_permutation`, `sign`, `translation` of the embedding, `position`, and
+            `length` (`check_finite_information`). What does not apply is refused with its reason.
+        roles: where they are given or known, O is also tested with the parameters of the module as knowledge.
+
+    >>> import torch
+    >>> result = audit(torch.nn.functional.normalize, d=5, trials=20)
+    >>> [check for check, report in result.reports.items() if report.passed]
+    ['O', 'SO', 'permutation', 'signed_permutation', 'sign', 'position', 'length']
+    >>> print(result.conclusion)
+    f is a combination of tokens whose coefficients depend on inner products alone: a form of attention (Prop. 3.2)
+    """
+    unknown = [check for check in checks if check not in CHECKS]
+    if unknown or not checks:
+        raise InvalidArgument(
+            f"checks must be among {', '.join(CHECKS)}; got {', '.join(map(repr, unknown)) or 'none'}"
+        )
+    check_numbers(d=d, k=k + 1, trials=trials)
+    moving: Roles = {}
+    if roles == "auto" and isinstance(f, torch.nn.Module):
+        try:
+            moving = known_roles(f)
+        except Unsupported:
+            moving = {}
+    elif roles not in (None, "auto"):
+        moving = roles  # type: ignore[assignment]
+    same: dict[str, Any] = {"d": d, "k": k, "dtype": dtype, "batched": batched, "arguments": arguments}
+    shared: dict[str, Any] = same | {"n": n, "invariant": invariant, "trials": trials, "sampler": sampler, "tol": tol,
+                                     "seed": seed}  # fmt: skip
+    jobs: dict[str, Callable[[], Report | InformationReport]] = {}
+    for check in checks:
+        if check == "position":
+            jobs[check] = partial(check_permutation, f, **shared)
+        elif check == "length":
+            jobs[check] = partial(check_finite_information, f, **same)
+        else:
+            jobs[check] = partial(check_equivariance, f, group=cast(Group, check), **shared)
+        if check == "O" and any(role != "fixed" for role in moving.values()):
+            jobs[WITH_PARAMETERS] = partial(check_equivariance, f, roles=moving, **shared)
+    reports: dict[str, Report | InformationReport] = {}
+    refused: dict[str, str] = {}
+    for check, job in jobs.items():
+        try:
+            reports[check] = job()
+        except HeedfulError as error:
+            refused[check] = " ".join(str(error).split())
+    if not reports:
+        raise InvalidArgument(next(iter(refused.values())))
+    name = next(iter(reports.values())).name
+    return Audit(name, d, k, invariant, reports, refused)

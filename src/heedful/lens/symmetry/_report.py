@@ -1,0 +1,201 @@
+"""What a check found: the verdict, how sure it is, and the counterexample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from heedful._errors import HeedfulError, MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Component", "Counterexample", "Report", "SymmetryBroken"]
+
+# Larger arrays are described, not printed.
+ROWS, COLUMNS = 6, 16
+
+# The same for JSON.
+LISTED = 4096
+
+
+class SymmetryBroken(HeedfulError, AssertionError):
+    """Raised by `raise_if_failed`; the message is the report."""
+
+
+@dataclass(frozen=True, eq=False)
+class Counterexample:
+    """An input and a group element for which moving first and moving afterwards differ.
+
+    `move` names the element in words; `element` is its matrix Q, its vector t, or the order of positions.
+    """
+
+    move: str
+    element: Tensor
+    x: Tensor
+    z: Tensor | None
+    got: Tensor
+    expected: Tensor
+    error: float
+    tolerance: float
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        arrays = {"element": self.element, "x": self.x, "z": self.z, "got": self.got, "expected": self.expected}
+        told = {name: None if value is None else _listed(value) for name, value in arrays.items()}
+        numbers = {"error": number(self.error), "tolerance": number(self.tolerance)}
+        return {"move": self.move, "reason": self.reason, **told, **numbers}
+
+    def __str__(self) -> str:
+        lines = [f"counterexample: {self.move}, n = {len(self.x)}" + (f" ({self.reason})" if self.reason else "")]
+        arrays = [("X", self.x), ("Z", self.z), ("f of the moved input", self.got), ("moved f", self.expected)]
+        lines += [_shown(name, value) for name, value in arrays if value is not None]
+        return "\n".join([*lines, f"  relative error {self.error:.3g}, allowed {self.tolerance:.1g}"])
+
+
+@dataclass(frozen=True)
+class Component:
+    """The trials whose group element has this determinant (None for groups without one)."""
+
+    determinant: int | None
+    trials: int
+    failures: int
+    largest: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no trial of this part failed."""
+        return self.failures == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"determinant": self.determinant, "trials": self.trials, "failures": self.failures,
+                "largest": number(self.largest), "passed": self.passed}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """One symmetry of one function, tested.
+
+    Attributes:
+        symmetry: `embedding` (the group acts on vectors) or `position` (the order of tokens changes).
+        errors: the relative error of every trial, inf where an output was not finite.
+        noise: the largest error that rounding alone made; `tolerance`: the largest error that was let pass.
+        bound: the 95 % upper bound on the probability that a random input fails (Clopper & Pearson).
+        deterministic: whether two equal calls gave equal outputs; where not, nothing can be concluded, and `passed` is False.
+        moved: the parameters that moved with the embedding, by role.
+        notes: what to know before believing the verdict.
+    """
+
+    name: str
+    symmetry: str
+    group: str
+    d: int
+    errors: tuple[float, ...] = field(repr=False)
+    failures: int
+    noise: float
+    tolerance: float
+    bound: float
+    components: tuple[Component, ...]
+    deterministic: bool
+    moved: dict[str, str] = field(repr=False)
+    notes: tuple[str, ...]
+    counterexample: Counterexample | None = field(repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """No trial failed, and the function is deterministic."""
+        return self.failures == 0 and self.deterministic
+
+    @property
+    def trials(self) -> int:
+        """How many inputs were tried."""
+        return len(self.errors)
+
+    @property
+    def largest(self) -> float:
+        """The largest relative error."""
+        return max(self.errors)
+
+    def quantile(self, share: float) -> float:
+        """The relative error that this share of the trials stays below."""
+        ordered = sorted(self.errors)
+        return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in one line."""
+        what = f"{self.symmetry} symmetry, group {self.group}"
+        if not self.deterministic:
+            return f"{self.name}: {what}: UNDECIDED, two equal calls differ"
+        if self.failures:
+            return f"{self.name}: {what}: BROKEN in {self.failures} of {self.trials} trials"
+        return f"{self.name}: {what}: HOLDS in {self.trials} trials (fails on at most {self.bound:.2%} of inputs, 95 % sure)"
+
+    def to_dict(self) -> dict[str, Any]:
+        example = None if self.counterexample is None else self.counterexample.to_dict()
+        return {
+            "name": self.name, "symmetry": self.symmetry, "group": self.group, "d": self.d, "passed": self.passed,
+            "trials": self.trials, "failures": self.failures, "bound": self.bound, "largest": number(self.largest),
+            "median": number(self.quantile(0.5)), "q95": number(self.quantile(0.95)), "noise": number(self.noise),
+            "tolerance": number(self.tolerance), "components": [part.to_dict() for part in self.components],
+            "deterministic": self.deterministic, "moved": dict(self.moved), "notes": list(self.notes),
+            "counterexample": example,
+        }  # fmt: skip
+
+    def raise_if_failed(self) -> None:
+        """Raises `SymmetryBroken` with the whole report unless the check passed."""
+        if not self.passed:
+            raise SymmetryBroken(str(self))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The errors of all trials in ascending order, with the noise and the tolerance."""
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise MissingExtra("matplotlib", "plot") from None
+        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        finite = sorted(max(error, 1e-18) for error in self.errors if math.isfinite(error))
+        ax.semilogy(range(1, len(finite) + 1), finite, "o", markersize=3, label="relative error")
+        ax.axhline(max(self.noise, 1e-18), linestyle=":", color="gray", label="rounding alone")
+        ax.axhline(self.tolerance, linestyle="--", color="black", label="tolerance")
+        ax.set(xlabel="trial, by error", ylabel="relative error", title=self.verdict.split(" in ")[0].split(" (")[0])
+        ax.legend()
+        return ax
+
+    def __str__(self) -> str:
+        lines = [self.verdict, "  part     trials  failures  largest error"]
+        for part in self.components:
+            name = "all" if part.determinant is None else f"det {part.determinant:+d}"
+            lines.append(f"  {name:<7}  {part.trials:>6}  {part.failures:>8}  {part.largest:>13.3g}")
+        lines.append(
+            f"  median {self.quantile(0.5):.2g}, 95 % {self.quantile(0.95):.2g}, rounding alone {self.noise:.2g}, "
+            f"tolerance {self.tolerance:.2g}, failure bound {self.bound:.2g}"
+        )
+        if self.moved:
+            lines.append("  moved with the embedding: " + ", ".join(f"{n} ({r})" for n, r in self.moved.items()))
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join([*lines, *([str(self.counterexample)] if self.counterexample else [])])
+
+
+def number(value: float) -> float | None:
+    """A number JSON has; None for infinities and NaN."""
+    return value if math.isfinite(value) else None
+
+
+def _listed(tensor: Tensor) -> Any:
+    if tensor.numel() > LISTED:
+        return {"shape": list(tensor.shape), "norm": number(float(tensor.double().norm()))}
+    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+        return tensor.tolist()
+    return [[number(v) for v in row] for row in torch.atleast_2d(tensor).flatten(0, -2).tolist()]
+
+
+def _shown(name: str, tensor: Tensor) -> str:
+    if tensor.dim() > 2 or tensor.numel() > ROWS * COLUMNS or tensor.shape[-1] > COLUMNS:
+        return f"  {name}: {' x '.join(map(str, tensor.shape))} numbers of norm {float(tensor.norm()):.4g}"
+    rows = [f"[{', '.join(f'{v + 0.0:.4g}' for v in row)}]" for row in torch.atleast_2d(tensor).tolist()]
+    return f"  {name} = " + f",\n{' ' * (len(name) + 5)}".join(rows)

@@ -1,0 +1,247 @@
+"""What the symmetry laboratory says of a model in the report."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful._errors import HeedfulError, Unsupported
+from heedful.bridges.rotation import OUTWARD, attention_roles
+from heedful.lens.sections import Section, Subject, html_table
+from heedful.lens.symmetry._call import undisturbed
+from heedful.lens.symmetry._report import Report
+from heedful.lens.symmetry.equivariance import CAUSAL, check_equivariance, check_permutation
+
+__all__ = ["section"]
+
+# Short inputs and few moves keep the section near a second; errors are of size one or of rounding, seldom between.
+TOKENS, SHUFFLES, TURNS = 24, 4, 2
+
+# Turning the weights of a layer costs d^3: so much is spent on all layers, and above the widest nothing.
+WORK, WIDEST = 6 * 384**3, 1024
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention module with the input and the arguments that the model gave it."""
+
+    name: str
+    module: nn.Module
+    x: Tensor
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found of one layer."""
+
+    name: str
+    position: Report
+    moved: Report | None
+    held: Report | None
+    why: str
+
+    def cells(self) -> list[str]:
+        """The table row."""
+        position = "holds" if self.position.passed else f"broken: {self.why}"
+        return [self.name, position, _told(self.moved), _told(self.held)]
+
+
+def section(subject: Subject) -> Section:
+    """Position and embedding symmetry of every attention layer, on the model's own activations for the text."""
+    calls = _calls(subject)
+    turned = _spread(len(calls), calls[0].x.shape[-1]) if calls else set()
+    rows, refused = [], {}
+    for at, call in enumerate(calls):
+        subject.progress(at, len(calls))
+        try:
+            rows.append(_row(call, turn=at in turned))
+        except HeedfulError as error:
+            refused[call.name] = " ".join(str(error).split())
+    if not rows:
+        why = next(iter(refused.values()), "it was not called with a sequence of vectors")
+        raise Unsupported(f"no attention layer of {type(subject.model).__name__} runs by itself: {why}")
+    norms, places = _norms(subject.model, rows[0].position.d), _places(subject.model)
+    head = ["attention layer", "position", "embedding, parameters moved", "embedding, parameters held"]
+    sentences = _sentences(rows, norms, places)
+    sentences += [f"{name} could not be run by itself: {why}" for name, why in refused.items()]
+    table = html_table(head, [row.cells() for row in rows])
+    html = "".join(f"<p>{escape(text)}</p>" for text in sentences[:1]) + table
+    html += "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in sentences[1:]) + "</ul>"
+    data = {
+        "layers": [
+            {"name": row.name, "why": row.why, **{part: _data(getattr(row, part)) for part in ("position", "moved", "held")}}
+            for row in rows
+        ],
+        "norms": [{"kind": kind, "count": count, "error": report.largest, "passed": report.passed} for kind, count, report in norms],
+        "positions": places,
+        "refused": refused,
+    }  # fmt: skip
+    return Section("Symmetry", "\n".join(_wrapped(sentences)), data, html)
+
+
+def _spread(layers: int, d: int) -> set[int]:
+    """The layers whose embedding is turned: all of them, or as many as the work allows, evenly spread."""
+    count = min(layers, max(1, WORK // d**3)) if d <= WIDEST else 0
+    return {round(at * (layers - 1) / max(1, count - 1)) for at in range(count)}
+
+
+def _row(call: Call, *, turn: bool) -> Row:
+    shared: dict[str, Any] = {"d": call.x.shape[-1], "sampler": [call.x], "arguments": call.arguments,
+                              "batched": True, "shrinking": False}  # fmt: skip
+    position = check_permutation(call.module, trials=SHUFFLES, **shared)
+    roles = attention_roles(call.module) if turn else None
+    moved = held = None
+    if roles is not None:
+        # A module that ends before the output projection returns heads, where nothing turns.
+        shared["invariant"] = not any(name.split(".")[0] in OUTWARD for name in roles)
+        moved = check_equivariance(call.module, roles=roles, trials=TURNS, **shared)
+        held = check_equivariance(call.module, trials=TURNS, **shared)
+    reasons = []
+    if CAUSAL in position.notes:
+        reasons.append("causal mask")
+    if call.arguments.get("position_embeddings") is not None:
+        reasons.append("rotary positions")
+    if call.arguments.get("position_bias") is not None or getattr(call.module, "has_relative_attention_bias", False):
+        reasons.append("position bias")
+    return Row(
+        call.name, position, moved, held, "" if position.passed else " and ".join(reasons) or "the order is read"
+    )
+
+
+def _calls(subject: Subject) -> list[Call]:
+    """The arguments of every observed attention module, caught while the model reads the first tokens."""
+    model: Any = subject.model
+    wanted = [record.name for record in subject.observation]
+    modules = dict(model.named_modules())
+    found: dict[str, Call] = {}
+    if subject.tokenizer is None:
+        raise Unsupported(f"{type(model).__name__} reads no text; try heedful.lens.symmetry.audit on its layers")
+    inputs = subject.tokenizer(subject.text, return_tensors="pt", truncation=True, max_length=TOKENS)
+    with undisturbed(model), _caught({name: modules[name] for name in wanted if name in modules}, found):
+        try:
+            model(**{name: value.to(model.device) for name, value in inputs.items()})
+        except Exception as error:
+            # An encoder-decoder, say, wants more than a text; what ran before is caught all the same.
+            if not found:
+                raise Unsupported(f"{type(model).__name__} does not run on a text alone: {error}") from error
+    return [found[name] for name in dict.fromkeys(wanted) if name in found]
+
+
+@contextmanager
+def _caught(modules: dict[str, nn.Module], found: dict[str, Call]) -> Iterator[None]:
+    def hook(name: str) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            known = signature(module.forward).bind(*args, **named).arguments
+            for parameter in signature(module.forward).parameters.values():
+                if parameter.kind is Parameter.VAR_KEYWORD:
+                    known |= known.pop(parameter.name, {})
+            x = known.pop(next(iter(known)), None)
+            if any(known.pop(name, x) is not x for name in ("key", "value")):
+                return  # cross-attention by nn.MultiheadAttention
+            # A cache would remember one trial in the next.
+            known = {key: value for key, value in known.items() if "past_key" not in key and "cache" not in key}
+            if isinstance(x, Tensor) and x.dim() == 3 and len(x) == 1 and x.shape[1] > 1:
+                found[name] = Call(name, module, x[0].detach().double().cpu(), known)
+
+        return keep
+
+    handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _norms(model: nn.Module, d: int) -> list[tuple[str, int, Report]]:
+    """The kinds of norm over the embedding, how many of each, and whether the first commutes with rotations."""
+    kinds: dict[str, list[Any]] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if "norm" in type(module).__name__.lower() and isinstance(weight, Tensor) and weight.shape == (d,):
+            kinds.setdefault(type(module).__name__, []).append(module)
+    if d > WIDEST:
+        return []
+    found = []
+    for kind, same in kinds.items():
+        # Gains that are all equal commute; the most uneven norm shows what the kind can do.
+        worst = max(same, key=lambda module: float(module.weight.detach().double().std()))
+        # Hugging Face norms compute in float32 whatever they are given.
+        report = check_equivariance(worst, d=d, n=3, trials=TURNS, dtype=torch.float32, shrinking=False)
+        found.append((kind, len(same), report))
+    return found
+
+
+def _places(model: nn.Module) -> list[str]:
+    """The modules by which a model knows positions."""
+    names = []
+    for name, module in model.named_modules():
+        last = name.split(".")[-1]
+        table = isinstance(module, nn.Embedding) and ("position" in last or last in ("wpe", "relative_attention_bias"))
+        if table or "rotary" in last:
+            names.append(name)
+    return names
+
+
+def _sentences(rows: list[Row], norms: list[tuple[str, int, Report]], places: list[str]) -> list[str]:
+    count = len(rows)
+    ordered = [row for row in rows if row.position.passed]
+    lines = [
+        f"Each of {count} attention layers was run again on its own input, moved at random.",
+        f"Position symmetry, f(PX) = P f(X), holds in {len(ordered)} of {count} attention layers"
+        + (
+            "."
+            if len(ordered) == count
+            else f"; broken by {' and '.join(sorted({row.why for row in rows if row.why}))}."
+        ),
+    ]
+    if places:
+        lines.append(
+            f"Where the model learns about positions: {', '.join(places[:4])}{' and more' if len(places) > 4 else ''}."
+        )
+    turned = [row for row in rows if row.moved is not None and row.moved.passed]
+    tested = sum(row.moved is not None for row in rows)
+    if tested:
+        held = max((row.held.largest for row in rows if row.held is not None), default=0.0)
+        lines.append(
+            f"Embedding symmetry, group O(d), holds in {len(turned)} of {tested} layers turned together with their parameters: these are "
+            f"knowledge (Ma & Ying 2023). With parameters held the error is up to {held:.2g}."
+        )
+    else:
+        lines.append(
+            "Embedding symmetry was not tested: the projections are not recognised, or the embedding is too wide."
+        )
+    for kind, number, report in norms:
+        if report.passed:
+            lines.append(f"{kind} ({number} times) commutes with rotations: its gains are all equal.")
+        else:
+            why = "its gain, and the mean it subtracts," if kind == "LayerNorm" else "its gain"
+            lines.append(
+                f"{kind} ({number} times) does not commute with rotations (error up to {report.largest:.2g}): {why} single out coordinates."
+            )
+    return lines
+
+
+def _told(report: Report | None) -> str:
+    if report is None:
+        return "not tested"
+    return "holds" if report.passed else f"broken, error {report.largest:.2g}"
+
+
+def _data(report: Report | None) -> dict[str, Any] | None:
+    if report is None:
+        return None
+    return {name: value for name, value in report.to_dict().items() if name not in ("counterexample", "moved")}
+
+
+def _wrapped(sentences: list[str]) -> list[str]:
+    return [line for text in sentences for line in textwrap.wrap(text, 98, subsequent_indent="  ")]

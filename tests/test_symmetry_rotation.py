@@ -1,0 +1,226 @@
+"""rotate_: models whose embedding is turned compute the same, and what cannot be turned is left untouched."""
+
+import pytest
+import torch
+from torch import nn
+
+from heedful import InvalidArgument, Unsupported
+from heedful.bridges.rotation import attention_roles, llama_plan
+from heedful.lens.symmetry import check_equivariance, hadamard, rotate_
+from heedful.lens.symmetry._moves import haar
+from heedful.nn import Block, KnowledgeAttention
+
+hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+F64 = {"dtype": torch.float64}
+SIZES = {"vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+WORDS = torch.randint(31, (2, 11), generator=torch.Generator().manual_seed(1))
+MODELS = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "llama with grouped heads and biases": (
+        "LlamaForCausalLM", "LlamaConfig", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
+    "llama with a tied head": ("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {"num_key_value_heads": 2}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {"num_key_value_heads": 2}),
+    "qwen2 that classifies": ("Qwen2ForSequenceClassification", "Qwen2Config", {"num_key_value_heads": 4, "pad_token_id": 0}),
+}  # fmt: skip
+
+
+def made(name, gains=True):
+    """A tiny model in float64 with gains and biases far from one and zero."""
+    kind, config, options = MODELS[name]
+    torch.manual_seed(0)
+    model = getattr(hf, kind)(getattr(hf, config)(**SIZES, **options)).double().eval()
+    for key, parameter in model.named_parameters():
+        if key.endswith("bias") or (gains and "norm" in key):
+            nn.init.normal_(parameter, mean=float("norm" in key), std=0.5)
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(WORDS).logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("rotation", ["random", "hadamard"])
+def test_logits_stay(name, rotation):
+    model = made(name)
+    before, first = logits(model), model.get_input_embeddings().weight.detach().clone()
+    done = rotate_(model, rotation, probe=WORDS)
+    assert float((logits(model) - before).abs().max()) <= 1e-6
+    assert done.change <= 1e-6
+    assert float((model.get_input_embeddings().weight.detach() - first).norm() / first.norm()) > 0.5
+    assert all((p == 1).all() for key, p in model.named_parameters() if "norm" in key)
+    assert done.absorbed == 5
+    assert len(done.outliers) == 2
+
+
+def test_without_absorbing_gains_logits_move():
+    model = made("llama")
+    before = logits(model)
+    rotate_(model, roles=llama_plan(model).roles)
+    assert float((logits(model) - before).abs().max()) > 0.01
+
+
+def test_a_tied_head_is_untied_only_for_a_gain(tmp_path):
+    model = made("llama with a tied head")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    before = logits(model)
+    assert rotate_(model).untied
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    again = hf.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert float((logits(again) - before).abs().max()) <= 1e-6
+    plain = made("llama with a tied head", gains=False)
+    before = logits(plain)
+    assert not rotate_(plain).untied
+    assert plain.lm_head.weight is plain.model.embed_tokens.weight
+    assert float((logits(plain) - before).abs().max()) <= 1e-6
+
+
+def test_hadamard_spreads_outliers():
+    model = made("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 3] += 2.0
+    found = rotate_(model, "hadamard", probe={"input_ids": WORDS}).outliers
+    assert [one.layer for one in found] == ["model.layers.0", "model.layers.1"]
+    assert found[0].before > 4.5  # the square root of 24 is the most
+    assert found[0].after < 0.6 * found[0].before
+
+
+def test_the_fast_transform_is_hadamards():
+    for size in (1, 2, 8, 12, 20, 24, 28, 56, 384):
+        matrix = hadamard(torch.eye(size, **F64)) * size**0.5
+        assert set(matrix.unique().tolist()) <= {-1.0, 1.0} or torch.allclose(matrix.abs(), torch.ones_like(matrix))
+        torch.testing.assert_close(matrix @ matrix.T, size * torch.eye(size, **F64))
+    x = torch.randn(3, 5, 24, **F64)
+    torch.testing.assert_close(hadamard(x), x @ hadamard(torch.eye(24, **F64)))
+    with pytest.raises(Unsupported, match="no Hadamard matrix of size 18"):
+        hadamard(torch.ones(18))
+
+
+def encoder_layer(norm_first=True):
+    layer = nn.TransformerEncoderLayer(8, 2, 12, norm_first=norm_first, dropout=0.0, batch_first=True, **F64)
+    layer.norm1, layer.norm2 = nn.RMSNorm(8, **F64), nn.RMSNorm(8, **F64)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True, **F64),
+        lambda: KnowledgeAttention(8, 2, knowledge=3, value="mlp", **F64),
+        lambda: Block(8, 2, norm="rms", **F64),
+        encoder_layer,
+    ],
+)
+def test_layers_turn(make):
+    layer = make()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    # Training mode: torch's fused layer, taken in eval mode, knows LayerNorm alone.
+    layer.train().requires_grad_(False)
+    x, q = torch.randn(2, 5, 8, **F64), haar(8, torch.Generator().manual_seed(2))
+
+    def run(rows):
+        return layer(rows, rows, rows)[0] if isinstance(layer, nn.MultiheadAttention) else layer(rows)
+
+    before = run(x)
+    rotate_(layer, q)
+    torch.testing.assert_close(run(x @ q.T), before @ q.T, rtol=1e-9, atol=1e-9)
+    assert float((run(x) - before).norm()) > 0.1
+
+
+def bert():
+    return hf.BertModel(hf.BertConfig(**SIZES))
+
+
+def gemma():
+    return hf.GemmaForCausalLM(hf.GemmaConfig(**SIZES, head_dim=6))
+
+
+def with_extra():
+    model = made("llama")
+    model.extra = nn.Linear(24, 24)
+    return model
+
+
+def integers():
+    model = made("llama")
+    weight = model.model.layers[1].mlp.up_proj
+    weight.weight = nn.Parameter(weight.weight.to(torch.int8), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "rotation", "told"),
+    [
+        (bert, "random", r"embeddings\.LayerNorm is a LayerNorm, whose mean and gain"),
+        (
+            lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=31, n_embd=24, n_layer=1, n_head=2)),
+            "random",
+            "LayerNorm",
+        ),
+        (gemma, "random", r"input_layernorm is not gain \* x / rms\(x\)"),
+        (lambda: made("llama").model, "random", "nothing comes after it: rotate the model with its head"),
+        (with_extra, "random", r"has extra\.weight, which Llama has not"),
+        (integers, "random", "rotate before quantising"),
+        (lambda: made("llama").to("meta"), "random", "has no weights yet"),
+        (lambda: nn.Linear(8, 8), "random", "Linear is not of Llama's shape"),
+        (lambda: nn.TransformerEncoderLayer(8, 2, **F64), "random", "norm1 is LayerNorm"),
+        (
+            lambda: nn.init.normal_((layer := encoder_layer(False)).norm1.weight) is None or layer,
+            "random",
+            "norm_first=True",
+        ),
+        (lambda: nn.MultiheadAttention(8, 2, kdim=5), "random", "do not live in the embedding of size 8"),
+        (lambda: made("llama"), torch.eye(23), r"shape \(23, 23\), expected \(24, 24\)"),
+        (lambda: made("llama"), torch.ones(24, 24), "not orthogonal"),
+        (lambda: made("llama"), torch.full((24, 24), torch.nan), "not orthogonal"),
+        (lambda: made("llama"), "turn", "must be a matrix, 'random' or 'hadamard'"),
+        (lambda: nn.MultiheadAttention(18, 2), "hadamard", "no Hadamard matrix of size 18"),
+    ],
+)
+def test_a_refusal_leaves_the_model_untouched(make, rotation, told):
+    model = make()
+    before = {name: (id(p), p.clone()) for name, p in model.named_parameters(remove_duplicate=False)}
+    with pytest.raises((InvalidArgument, Unsupported), match=told):
+        rotate_(model, rotation)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        assert id(parameter) == before[name][0]
+        assert parameter.is_meta or torch.equal(parameter, before[name][1])
+
+
+def test_given_roles_must_agree():
+    with pytest.raises(InvalidArgument, match=r"one size of the embedding; got \[5, 8\]"):
+        rotate_(nn.Linear(8, 5), roles={"weight": "rows", "bias": "bias"})
+    layer = nn.Linear(8, 8, bias=False, **F64)
+    rotate_(layer, roles={"weight": "both"})
+    assert check_equivariance(layer, d=8, roles={"weight": "both"}, trials=5).passed
+
+
+def test_attention_modules_of_hugging_face_are_symmetric_with_their_parameters():
+    """GPT-2 keeps transposed weights; BERT's module ends before the output projection, so its heads stay."""
+    gpt = hf.GPT2Model(hf.GPT2Config(vocab_size=31, n_embd=24, n_layer=1, n_head=2)).double().h[0].attn
+    roles = attention_roles(gpt)
+    assert (roles["c_attn.weight"], roles["c_proj.weight"], roles["c_proj.bias"]) == ("cols", "rows", "bias")
+    nn.init.normal_(gpt.c_proj.bias)
+    assert check_equivariance(gpt, d=24, roles="auto", trials=6).passed
+    assert not check_equivariance(gpt, d=24, roles=roles | {"c_proj.weight": "fixed"}, trials=6).passed
+    attention = bert().double().encoder.layer[0].attention.self
+    assert check_equivariance(attention, d=24, roles="auto", invariant=True, trials=6).passed
+    assert attention_roles(nn.Linear(3, 3)) is None
+
+
+def test_what_was_done_is_told():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    done = rotate_(made("llama with a tied head"), "hadamard", probe=WORDS)
+    assert "head untied" in str(done)
+    assert "largest relative change" in str(done)
+    assert done.plot().get_xlabel() == "layer"
+    assert done.to_dict()["outliers"][0]["layer"] == "model.layers.0"
+    with pytest.raises(InvalidArgument, match="probe=inputs"):
+        rotate_(nn.MultiheadAttention(8, 2)).plot()
