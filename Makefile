@@ -12,8 +12,8 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs experiments
+	$(BIN)/ruff format --check src tests benchmarks docs experiments
 	$(BIN)/mypy
 
 bench: $(READY)

@@ -16,6 +16,8 @@ ROOMS = {
     "heedful.ops": "Implementations of `attend`",
     "heedful.nn": "Layers",
     "heedful.lens": "Lenses on models",
+    "heedful.lens.symmetry": "The symmetry laboratory",
+    "heedful.lens.depth": "The depth planner",
     "heedful.bridges.transformers": "Hugging Face models",
 }
 
@@ -45,7 +47,10 @@ def summary(thing: object) -> str:
 def main() -> None:
     import pdoc
 
+    from heedful.cli.reproduce import page
+
     (HERE / "reference.md").write_text(reference())
+    (HERE / "results.md").write_text(page())
     pdoc.render.configure(docformat="markdown", math=True, show_source=False)
     warnings.filterwarnings("ignore", module="pdoc")
     pdoc.pdoc("heedful", output_directory=HERE / "_build")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import webbrowser
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +18,7 @@ import torch
 import heedful
 from heedful import cli
 from heedful.bridges import local
+from heedful.bridges.transformers import use
 from heedful.cli.doctor import Package, examine
 from heedful.lens import summarize
 from heedful.lens.report import look
@@ -28,8 +32,9 @@ LIMIT = 23
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `heedful ARGUMENTS` in this process: exit code, stdout, stderr."""
+def run(monkeypatch, capsys, tmp_path):
+    """Runs `heedful ARGUMENTS` in this process, in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
@@ -167,7 +172,7 @@ def test_doctor_names_the_command_that_installs():
     assert Package("torch", ">=2.11", "2.13.0", None).remedy is None
 
 
-def test_look_prints_model_layers_and_pairs(run, saved):
+def test_look_prints_a_summary_and_writes_the_report(run, saved, tmp_path):
     code, out, err = run("look", saved, *TEXT.split())
     assert (code, err) == (0, "")
     assert "BertModel: 2 layers of 3 heads" in out
@@ -175,17 +180,92 @@ def test_look_prints_model_layers_and_pairs(run, saved):
     assert f"[CLS] {TEXT} [SEP]" in out
     assert " -> " in out
     assert "\x1b" not in out
+    for title in ("Attention maps", "Symmetry", "Depth"):
+        assert title in out
+    assert out.endswith("\nreport written to report.html\n")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert str(saved.parent) not in page
+    assert os.listdir(tmp_path) == ["report.html"]
 
 
-def test_look_as_json(run, saved):
+def test_look_as_json(run, saved, tmp_path):
     code, out, err = run("look", saved, TEXT, "--json")
     assert (code, err) == (0, "")
-    told = json.loads(out)
+    told = json.loads(out, parse_constant=pytest.fail)
     assert told["text"] == TEXT
     assert told["tokens"] == ["[CLS]", *TEXT.split(), "[SEP]"]
     assert (told["model"]["layers"], told["model"]["heads"], told["model"]["dtype"]) == (2, 3, "float32")
-    assert [len(layer["heads"]) for layer in told["layers"]] == [3, 3]
-    assert told["strongest_pairs"]
+    assert set(told["sections"]) | set(told["not_applicable"]) == {"attention", "symmetry", "depth"}
+    heads = told["sections"]["attention"]
+    assert [len(layer["heads"]) for layer in heads["layers"]] == [3, 3]
+    assert heads["strongest_pairs"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_look_as_json_writes_a_report_where_it_is_told_to(run, saved, tmp_path):
+    code, out, err = run("look", saved, TEXT, "--json", "--out", "there.html")
+    assert (code, err) == (0, "\nreport written to there.html\n")
+    assert json.loads(out)["text"] == TEXT
+    assert (tmp_path / "there.html").stat().st_size > 10_000
+
+
+def test_look_without_a_report(run, saved, tmp_path):
+    code, out, err = run("look", saved, TEXT, "--no-report")
+    assert (code, err) == (0, "")
+    assert "report" not in out.splitlines()[-1]
+    assert os.listdir(tmp_path) == []
+
+
+def test_look_opens_the_report(run, saved, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    assert run("look", saved, TEXT, "--open", "--out", "seen.html")[0] == 0
+    assert opened == [(tmp_path / "seen.html").as_uri()]
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    code, _, err = run("look", saved, TEXT, "--open")
+    assert code == 2
+    assert "no browser can be started here; open " in err
+    assert "--open needs a report" in one_line(run("look", saved, TEXT, "--json", "--open"))
+
+
+def test_look_reads_a_file_or_standard_input(run, saved, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text(TEXT, "utf-8")
+    told = [json.loads(run("look", saved, "--file", "text.txt", "--json")[1])]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    told.append(json.loads(run("look", saved, "-", "--json")[1]))
+    assert [one["text"] for one in told] == [TEXT, TEXT]
+    assert "not both" in one_line(run("look", saved, TEXT, "--file", "text.txt"))
+    assert "cannot read none.txt: No such file" in one_line(run("look", saved, "--file", "none.txt"))
+    assert "cannot read .: Is a directory" in one_line(run("look", saved, "--file", "."))
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    assert "latin.txt is not text in UTF-8" in one_line(run("look", saved, "--file", "latin.txt"))
+    assert "not valid Unicode" in one_line(run("look", saved, "caf\udce9"))
+
+
+def test_look_refuses_places_it_cannot_write_before_any_work(run, saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "load", lambda folder: pytest.fail("work was done"))
+    (tmp_path / "file").write_text("kept")
+    assert ". is a folder; give a file, such as report.html" in one_line(run("look", saved, TEXT, "--out", "."))
+    assert "there is no folder" in one_line(run("look", saved, TEXT, "--out", "no/such/report.html"))
+    assert "there is no folder" in one_line(run("look", saved, TEXT, "--out", "file/report.html"))
+    assert "contradict" in one_line(run("look", saved, TEXT, "--out", "file", "--no-report"))
+    monkeypatch.setattr(os, "access", lambda *args, **options: False)
+    assert "permission denied" in one_line(run("look", saved, TEXT))
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_look_shows_a_bar_on_a_terminal_alone(run, saved, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    code, out, _ = run("look", saved, TEXT, "--json")
+    assert code == 0
+    assert json.loads(out)["text"] == TEXT
+    assert "loading" in shown.getvalue()
 
 
 def test_look_measures_the_attention_that_eager_reports(saved):
@@ -218,6 +298,31 @@ def test_look_gives_the_model_back_as_it_was(saved, monkeypatch, fails):
     assert not hasattr(model, "heedful_kernel")
 
 
+def test_look_at_a_model_that_is_loaded_already(saved):
+    model, tokenizer = local.load(saved)
+    result = look(model, TEXT, tokenizer=tokenizer)
+    assert result.attention == look(saved, TEXT).attention
+    assert (result.model.folder, result.model.title) == ("", saved.name)
+    use(model, heedful.Sigmoid())
+    raw = look(model, TEXT, tokenizer=tokenizer)
+    assert raw.attention is None
+    assert raw.model.attention == "heedful"
+    assert "do not sum to one" in str(raw)
+    with pytest.raises(heedful.InvalidArgument, match=r"tokenizer=\.\.\.; got BertModel"):
+        look(model, TEXT)
+    with pytest.raises(heedful.InvalidArgument, match="got int"):
+        look(5, TEXT)
+
+
+def test_look_reads_with_the_encoder_of_two(saved, broken):
+    torch.manual_seed(0)
+    sizes = {"d_model": 12, "d_kv": 4, "d_ff": 17, "num_layers": 2, "num_heads": 3}
+    hf.T5Model(hf.T5Config(vocab_size=len(WORDS), decoder_start_token_id=0, **sizes)).save_pretrained(broken)
+    result = look(broken, TEXT)
+    assert (result.model.name, result.model.layers) == ("T5Model", 2)
+    assert result.tokens == ("[CLS]", *TEXT.split(), "[SEP]")
+
+
 def test_look_reads_a_causal_model(saved, broken):
     torch.manual_seed(0)
     sizes = {"n_embd": 12, "n_layer": 2, "n_head": 3, "n_inner": 17, "n_positions": LIMIT}
@@ -242,16 +347,30 @@ def test_look_at_the_demo_model_without_network(run, monkeypatch):
     assert "[CLS] the animal did not cross the street because it was too tired . [SEP]" in out
     # The head that reads the word before, known of this model.
     assert "previous token: 2 (1.00)" in out
-    assert max(map(len, out.splitlines()[2:])) <= 80
+    assert max(map(len, out.splitlines()[2:])) <= 100
 
 
 def test_look_at_too_long_or_empty_texts(run, saved):
-    assert "has 10 tokens, but max_tokens is 9" in one_line(run("look", saved, TEXT, "--max-tokens", 9))
-    assert run("look", saved, TEXT, "--max-tokens", 10)[0] == 0
-    assert f"has 34 tokens, but the model's limit is {LIMIT}" in one_line(run("look", saved, *["cat"] * 32))
+    long = ["cat"] * 32
+    told = one_line(run("look", saved, *long))
+    assert f"has 34 tokens, but the model's limit is {LIMIT}; give a shorter text, or read its beginning" in told
+    assert f"--max-tokens {LIMIT}" in told
+    assert f"limit is {LIMIT}" in one_line(run("look", saved, *long, "--max-tokens", LIMIT + 1))
     assert "max_tokens must be at least 1" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
+    assert "needs more than max_tokens=2 for its special tokens" in one_line(
+        run("look", saved, TEXT, "--max-tokens", 2)
+    )
     assert "the text is empty" in one_line(run("look", saved, ""))
     assert "the text is empty" in one_line(run("look", saved, " \n"))
+
+
+def test_max_tokens_reads_the_beginning_and_says_so(run, saved):
+    code, out, err = run("look", saved, TEXT, "--max-tokens", 5, "--no-report")
+    assert (code, err) == (0, "")
+    assert "Read as 5 tokens, 5 more left out:\n  [CLS] the cat sat [SEP]" in out
+    result = look(saved, TEXT, max_tokens=10)
+    assert (len(result.tokens), result.left_out) == (10, 0)
+    assert look(saved, "cat " * 90, max_tokens=LIMIT).left_out == 92 - LIMIT
 
 
 def spoil(name, content):

@@ -70,3 +70,32 @@ def test_gaussian_attention_costs_little_more_memory_than_softmax():
         attend(query, key, value, kernel=kernel)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] < peaks[0] + 6 * query.numel() * 2
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_observe_on_the_device(implementation, dtype):
+    """Whatever runs, the weights are those of eager, and no record stays on the device."""
+    hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from heedful.lens import observe
+
+    sizes = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = hf.LlamaConfig(vocab_size=31, intermediate_size=96, **sizes)
+    torch.manual_seed(0)
+    model = hf.LlamaModel(config).to("cuda", dtype).eval()
+    inputs = {"input_ids": torch.randint(0, 31, (2, 37), device="cuda"), "use_cache": False}
+    inputs["attention_mask"] = torch.ones(2, 37, dtype=torch.long, device="cuda")
+    inputs["attention_mask"][1, 30:] = 0
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(**inputs, output_attentions=True).attentions
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        plain = model(**inputs)
+    seen = observe(model, inputs)
+    assert torch.equal(plain.last_hidden_state, seen.output.last_hidden_state)
+    for record, weights in zip(seen, expected, strict=True):
+        rows = seen.valid[:, None].expand(-1, 4, -1)
+        bound = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(record.weights[rows].float(), weights.cpu()[rows].float(), rtol=0, atol=bound)
+        assert record.queries.device.type == "cpu"

@@ -133,7 +133,8 @@ def test_docs_list_every_public_name():
 
 
 def test_public_things_have_docstrings():
-    for module in ("heedful.kernels", "heedful.nn", "heedful.masks", "heedful.lens", "heedful.bridges.transformers"):
+    rooms = ("kernels", "nn", "masks", "lens", "lens.symmetry", "lens.depth", "bridges.transformers", "bridges.watch")
+    for module in (f"heedful.{room}" for room in rooms):
         home = importlib.import_module(module)
         for name in home.__all__:
             thing = getattr(home, name)

@@ -11,6 +11,7 @@ import torch
 from heedful import Unsupported, cli
 from heedful.bridges import local
 from heedful.cli.reproduce import recipe, root
+from heedful.lens.sections import Subject
 from heedful.lens.symmetry import section
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -137,8 +138,8 @@ class Words:
 
 def subject(model, ending, tokenizer=None):
     records = [SimpleNamespace(name=name) for name, _ in model.named_modules() if name.endswith(ending)]
-    return SimpleNamespace(model=model, tokenizer=tokenizer or Words(), folder=None, text=TEXT, observation=records,
-                           progress=lambda done, total: None)  # fmt: skip
+    inputs = (tokenizer or Words())(TEXT, return_tensors="pt", truncation=True, max_length=24)
+    return Subject(model, None, None, TEXT, records, inputs=inputs)
 
 
 SIZES = {"vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}

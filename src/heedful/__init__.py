@@ -23,6 +23,7 @@ _HOMES = {
     "CorruptModel": "heedful._errors",
     "MissingExtra": "heedful._errors",
     "LinearState": "heedful.ops",
+    "look": "heedful.lens.report",
     **dict.fromkeys(
         (
             "Cosine",
@@ -65,6 +66,7 @@ __all__ = [
     "bridges",
     "kernels",
     "lens",
+    "look",
     "masks",
     "nn",
     "ops",
@@ -103,4 +105,5 @@ if TYPE_CHECKING:
         Sigmoid,
         Softmax,
     )
+    from heedful.lens.report import look
     from heedful.ops import LinearState

@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["local", "transformers"]
+__all__ = ["configs", "local", "rotation", "transformers", "watch"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -12,6 +13,8 @@ import typer
 
 from heedful import __version__
 from heedful._errors import HeedfulError, InvalidArgument
+from heedful.cli.plan import plan, seprank
+from heedful.cli.symmetry import symmetry
 
 __all__ = ["app", "main"]
 
@@ -62,26 +65,42 @@ def _look(
         str, typer.Argument(metavar="MODEL", help="A Hugging Face folder; demo is a small MiniLM.")
     ] = DEMO,
     text: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="What the model reads.", show_default="a sentence")
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="What the model reads; - for standard input.", show_default="a sentence"),
     ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Refuse a longer text.", show_default="the model's limit")
+        int | None, typer.Option(help="Read so many tokens and leave the rest out.", show_default="all")
     ] = None,
-    as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option(help="Where the report goes.", show_default="report.html")] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Print the summary alone.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone; a report only with --out.")] = False,
 ) -> None:
-    """Shows what each layer of a model looks at while it reads a text.
+    """Shows what a model does while it reads a text: a summary here, and a report to look at.
 
     Reads this disk alone, never the network.
     """
+    from heedful.cli.look import check_options, progress, read_text, show_page
     from heedful.lens.report import look
 
+    # Read when torch is loaded: waiting threads sleep. Spinning, they slow this down manifold on a machine with other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    place = check_options(out, no_report=no_report, as_json=as_json, open_it=open_it)
     model = str(Path(model).expanduser()) if model else model
     if model != DEMO and not (model and Path(model).exists()):
         raise InvalidArgument(
             f"there is no folder {model!r}; the model comes first, as in: heedful look demo 'A text.'"
         )
-    result = look(None if model == DEMO else model, " ".join(text) if text else None, max_tokens=max_tokens)
+    words = read_text(text, file)
+    with progress() as say:
+        result = look(None if model == DEMO else model, words, max_tokens=max_tokens, progress=say)
+        written = None if place is None else result.save(place)
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+    if written is not None:
+        typer.echo(f"\nreport written to {place}", err=as_json)
+        if open_it:
+            show_page(written)
 
 
 @app.command("doctor")
@@ -94,3 +113,26 @@ def _doctor(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(health.to_dict(), indent=2))
     else:
         show(health)
+
+
+@app.command("reproduce")
+def _reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The recipe; without it they are listed.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short run that exercises the code; no evidence.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    work: Annotated[Path | None, typer.Option(help="Where finished parts are kept, to go on after a stop.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON here.")] = None,
+) -> None:
+    """Runs one published table again, and prints our numbers beside the paper's."""
+    from heedful.cli.reproduce import listing, reproduce
+
+    if name is None:
+        typer.echo(listing())
+        return
+    table, file = reproduce(name, quick=quick, device=device, work=work, out=out)
+    typer.echo(f"{table}\n\nwritten to {file}")
+
+
+app.command("symmetry")(symmetry)
+app.command("plan")(plan)
+app.command("seprank")(seprank)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import heedful
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported

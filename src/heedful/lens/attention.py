@@ -1,4 +1,4 @@
-"""What the heads of a model look at, in a few numbers each."""
+"""What the heads of a model look at, in a few numbers and a map each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from heedful._errors import InvalidArgument, MissingExtra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "summarize"]
+    from heedful.lens.sections import Section, Subject
+
+__all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "section", "summarize"]
 
 # Rows of 16-bit weights sum to one within this.
 ROUNDING = 2e-2
@@ -108,7 +110,7 @@ class AttentionSummary:
         return tuple(best.values())[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        layers = [{"layer": at, "heads": [head.to_dict() for head in heads]} for at, heads in enumerate(self.layers)]
+        layers = [{"layer": heads[0].layer, "heads": [head.to_dict() for head in heads]} for heads in self.layers]
         return {"tokens": list(self.tokens), "layers": layers}
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -135,7 +137,8 @@ class AttentionSummary:
         for at in range(len(self.layers)):
             entropy, share = self.mean(at, "entropy"), self.mean(at, "normalized_entropy")
             first, *more = self._foci(at)
-            lines.append(f"{at:>5}  {entropy:>5.2f} {share:>4.0%}  {self.mean(at, 'distance'):>8.1f}  {first}")
+            distance, layer = self.mean(at, "distance"), self.layers[at][0].layer
+            lines.append(f"{layer:>5}  {entropy:>5.2f} {share:>4.0%}  {distance:>8.1f}  {first}")
             lines += [" " * 29 + one for one in more]
         lines.append("Entropy in nats and in percent of the highest possible; distance in tokens.")
         return "\n".join(lines)
@@ -201,8 +204,20 @@ def summarize(
         )
     if len(weights) == 0:
         raise InvalidArgument("weights must hold one tensor per layer; got none")
-    layers = (_layer(_checked(layer, at, n), at, tokens, special, visible) for at, layer in enumerate(weights))
+    layers = (heads_of(layer, at, tokens, special, visible) for at, layer in enumerate(weights))
     return AttentionSummary(tuple(tokens), tuple(layers))
+
+
+def section(subject: Subject) -> Section:
+    """The maps of every head on a page, with a summary; layers that are no distribution over one text are shown all the same.
+
+    >>> from heedful.lens import look
+    >>> look(text="Water is wet.").sections["attention"].title
+    'Attention maps'
+    """
+    from heedful.lens.maps.section import draw
+
+    return draw(subject)
 
 
 def _checked(weights: Tensor, layer: int, n: int) -> Tensor:
@@ -226,10 +241,12 @@ def _checked(weights: Tensor, layer: int, n: int) -> Tensor:
     return a / total.clamp_min(torch.finfo(a.dtype).tiny)
 
 
-def _layer(
-    a: Tensor, layer: int, tokens: Sequence[str], special: Sequence[bool], visible: Tensor | None
+def heads_of(
+    weights: Tensor, layer: int, tokens: Sequence[str], special: Sequence[bool], visible: Tensor | None, first: int = 0
 ) -> tuple[HeadSummary, ...]:
-    n = a.shape[-1]
+    """Heads `first`, `first + 1`, ... of one layer, from their weights `[heads, tokens, tokens]`."""
+    n = len(tokens)
+    a = _checked(weights, layer, n)
     at = torch.arange(n)
     live = (a != 0).any(dim=-1)  # [H, Q]
     seen = (a > 0).any(dim=0) if visible is None else visible.cpu()
@@ -252,10 +269,10 @@ def _layer(
         "previous": _mean(previous, live & (at > 0)),
         "next": _mean(following, live & (at < n - 1)),
     }
-    strongest = _strongest(a, layer, tokens, special)
+    strongest = _strongest(a, layer, tokens, special, first)
     return tuple(
-        HeadSummary(layer, head, **{name: float(value[head]) for name, value in measured.items()}, strongest=pair)
-        for head, pair in enumerate(strongest)
+        HeadSummary(layer, first + at, **{name: float(value[at]) for name, value in measured.items()}, strongest=pair)
+        for at, pair in enumerate(strongest)
     )
 
 
@@ -264,11 +281,13 @@ def _mean(value: Tensor, where: Tensor) -> Tensor:
     return (value * where).sum(dim=-1) / where.sum(dim=-1).clamp_min(1)
 
 
-def _strongest(a: Tensor, layer: int, tokens: Sequence[str], special: Sequence[bool]) -> list[TokenPair | None]:
+def _strongest(
+    a: Tensor, layer: int, tokens: Sequence[str], special: Sequence[bool], first: int
+) -> list[TokenPair | None]:
     plain = ~torch.tensor(special, dtype=torch.bool)
     candidates = a * (plain[:, None] & plain) * ~torch.eye(len(tokens), dtype=torch.bool)
     pairs: list[TokenPair | None] = []
-    for head, flat in enumerate(candidates.flatten(1)):
+    for head, flat in enumerate(candidates.flatten(1), first):
         query, key = divmod(int(flat.argmax()), len(tokens))
         weight = float(flat.max())
         pairs.append(TokenPair(layer, head, query, key, tokens[query], tokens[key], weight) if weight > 0 else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
@@ -28,7 +28,14 @@ LENSES = {
 class Subject:
     """One model reading one text: what every lens is shown.
 
-    `progress(done, total)` may be called by a lens that works for longer than a second.
+    Args:
+        model: what read the text: of an encoder and a decoder, the encoder.
+        tokenizer: of the model.
+        folder: where the model lies; None for one that was loaded by hand.
+        text: as it was given; `inputs` may hold its beginning alone.
+        observation: what attention did.
+        progress: `progress(done, total)` may be called by a lens that works for longer than a second.
+        inputs: what the model was called with.
     """
 
     model: Any
@@ -37,6 +44,15 @@ class Subject:
     text: str
     observation: Observation
     progress: Callable[[int, int], None] = lambda done, total: None
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def beginning(self, tokens: int) -> dict[str, Any]:
+        """What the model was called with, cut to its first tokens; empty where it read no tokens."""
+        length = next((value.shape[1] for value in self.inputs.values() if value.dim() == 2), 0)
+        cut = {name: value.dim() == 2 and value.shape[1] == length for name, value in self.inputs.items()}
+        return (
+            {name: value[:, :tokens] if cut[name] else value for name, value in self.inputs.items()} if length else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -62,9 +78,7 @@ class Section:
     result: Any = field(default=None, repr=False)
 
 
-def sections(
-    subject: Subject, begin: Callable[[str], None] = lambda name: None
-) -> Iterator[tuple[str, Section | str]]:
+def sections(subject: Subject, begin: Callable[[str], None] = lambda name: None) -> Iterator[tuple[str, Section | str]]:
     """Each lens by name with its section, or with the reason, in one line, why it does not apply.
 
     `begin(name)` is called before a lens starts.
@@ -75,6 +89,10 @@ def sections(
             yield name, import_module(module).section(subject)
         except (Unsupported, MissingExtra) as reason:
             yield name, " ".join(str(reason).split())
+        # One lens that stumbles over a model nobody foresaw must not take the others with it.
+        except Exception as error:
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            yield name, f"this lens failed on this model, which is a fault of heedful's: {told:.200}"
 
 
 def readable(tokenizer: Any, token: str) -> str:
@@ -84,7 +102,8 @@ def readable(tokenizer: Any, token: str) -> str:
     'a\\\\u202eb'
     """
     plain = token if tokenizer is None else tokenizer.convert_tokens_to_string([token]).strip() or token
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in plain)
+    # Joiners, which print nothing, are letters of Persian and Hindi, and hold emoji together.
+    return "".join(sign if sign.isprintable() or sign in "\u200c\u200d" else repr(sign)[1:-1] for sign in plain)
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:

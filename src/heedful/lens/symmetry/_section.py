@@ -123,12 +123,12 @@ def _calls(subject: Subject) -> list[Call]:
     wanted = [record.name for record in subject.observation]
     modules = dict(model.named_modules())
     found: dict[str, Call] = {}
-    if subject.tokenizer is None:
+    inputs = subject.beginning(TOKENS)
+    if not inputs:
         raise Unsupported(f"{type(model).__name__} reads no text; try heedful.lens.symmetry.audit on its layers")
-    inputs = subject.tokenizer(subject.text, return_tensors="pt", truncation=True, max_length=TOKENS)
     with undisturbed(model), _caught({name: modules[name] for name in wanted if name in modules}, found):
         try:
-            model(**{name: value.to(model.device) for name, value in inputs.items()})
+            model(**inputs)
         except Exception as error:
             # An encoder-decoder, say, wants more than a text; what ran before is caught all the same.
             if not found:

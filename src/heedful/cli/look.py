@@ -1,0 +1,78 @@
+"""What `heedful look` needs beyond `heedful.look`: its text, its place to write, a bar, a browser."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from heedful._errors import InvalidArgument
+
+__all__ = ["check_options", "progress", "read_text", "show_page"]
+
+REPORT = Path("report.html")
+
+
+def check_options(out: Path | None, *, no_report: bool, as_json: bool, open_it: bool) -> Path | None:
+    """Where to write the report, checked before any work is done; None for nowhere.
+
+    >>> check_options(None, no_report=False, as_json=True, open_it=False) is None
+    True
+    """
+    from heedful.lens.report import check_place
+
+    if no_report and out is not None:
+        raise InvalidArgument(f"--no-report and --out {out} contradict each other; give one of them")
+    place = out or (None if no_report or as_json else REPORT)
+    if place is None and open_it:
+        raise InvalidArgument("--open needs a report; give --out FILE as well, and no --no-report")
+    if place is not None:
+        check_place(place)
+    return place
+
+
+def read_text(words: Sequence[str] | None, file: Path | None) -> str | None:
+    """The text from the command line, from standard input (`-`) or from a file; None where none was given.
+
+    >>> read_text(["two", "words"], None)
+    'two words'
+    """
+    if words and file is not None:
+        raise InvalidArgument(f"give a text or --file {file}, not both")
+    if not words and file is None:
+        return None
+    try:
+        if file is not None:
+            return file.expanduser().read_bytes().decode()
+        return sys.stdin.buffer.read().decode() if words == ["-"] else " ".join(words or ())
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{file or 'standard input'} is not text in UTF-8; convert it first") from None
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {file}: {error.strerror}; give another file") from None
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on standard error where that is a terminal, gone when the work is done; else nothing at all."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        # A step that cannot tell how far it is has a bar that only moves.
+        yield lambda name, done, total: bar.update(
+            task, description=name, completed=done, total=total if total > 1 else None
+        )
+
+
+def show_page(page: Path) -> None:
+    """Opens a page in the browser of whoever sits here."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        raise InvalidArgument(f"no browser can be started here; open {page} by hand")

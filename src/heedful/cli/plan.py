@@ -1,0 +1,138 @@
+"""`heedful plan` and `heedful seprank`: budgets to shapes, verdicts on shapes, and the theory's ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heedful._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from heedful.lens.depth import Projection
+
+__all__ = ["plan", "seprank"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def plan(
+    budget: Annotated[
+        str | None, typer.Argument(metavar="BUDGET", help="Parameters in the layers: 1.3e9, 1.3B, 350M.")
+    ] = None,
+    params: Annotated[str | None, typer.Option(help="The same as BUDGET.")] = None,
+    flops: Annotated[str | None, typer.Option(help="Training compute instead.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Bytes for weights and optimizer instead, 80GB.")] = None,
+    layers: Annotated[int | None, typer.Option(help="A depth instead; the law gives the width.")] = None,
+    width: Annotated[int | None, typer.Option(help="A width instead; the law gives the depth.")] = None,
+    vocab: Annotated[int, typer.Option(help="Vocabulary.")] = 32000,
+    seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
+    gated: Annotated[bool, typer.Option("--gated", help="A gated feed-forward, as in Llama.")] = False,
+    kv_ratio: Annotated[int, typer.Option(help="Query heads for each key head.")] = 1,
+    head_dim: Annotated[int | None, typer.Option(help="Head size.", show_default="near 64 or 128")] = None,
+    multiple_of: Annotated[int, typer.Option(help="Widths are multiples of this.")] = 64,
+    max_depth: Annotated[int | None, typer.Option(help="No more layers than this.")] = None,
+    include_embeddings: Annotated[bool, typer.Option("--include-embeddings", help="The budget holds them.")] = False,
+    law: Annotated[str, typer.Option(help="levine2020, constant_aspect or depth_delusion.")] = "levine2020",
+    hf: Annotated[str | None, typer.Option(help="Print config.json of a kind: gpt2, llama, mistral, ...")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --hf: the folder to write config.json to.")] = None,
+    audit: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A verdict on a folder, config.json, 48x1600 or gpt2-xl.")
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="The published projections, recomputed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How deep and how wide for a budget, and whether a model is too deep."""
+    from heedful.lens import depth
+
+    if budget is not None and params is not None:
+        raise InvalidArgument(f"BUDGET {budget} and --params {params} say the same; give one")
+    if table:
+        rows = depth.published_table()
+        typer.echo(json.dumps([row.to_dict() for row in rows], indent=2) if as_json else _published(rows))
+        return
+    if audit is not None:
+        verdict = depth.audit(str(Path(audit).expanduser()), law=law)
+        typer.echo(json.dumps(verdict.to_dict(), indent=2) if as_json else str(verdict))
+        return
+    found = depth.plan(
+        budget or params,
+        flops=flops,
+        memory=memory,
+        layers=layers,
+        width=width,
+        vocab=vocab,
+        # What is written as a Llama is gated; a plan for it is to be one.
+        gated=gated or (hf is not None and _is_gated(hf)),
+        kv_ratio=kv_ratio,
+        head_dim=head_dim,
+        multiple_of=multiple_of,
+        seq_len=seq_len,
+        include_embeddings=include_embeddings,
+        max_depth=max_depth,
+        law=law,
+    )
+    if out is not None and hf is None:
+        raise InvalidArgument("--out writes a config.json; say which kind with --hf, as in --hf llama")
+    if hf is not None:
+        config = json.dumps(found.to_config(hf), indent=2)
+        if out is None:
+            typer.echo(config)
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / "config.json"
+        if file.exists():
+            raise InvalidArgument(f"{file} exists; name another folder")
+        file.write_text(config + "\n")
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    if out is not None and not as_json:
+        typer.echo(f"wrote {out / 'config.json'}")
+
+
+def seprank(
+    depth: Annotated[int, typer.Option(help="Layers.")],
+    width: Annotated[int, typer.Option(help="Channels.")],
+    heads: Annotated[int, typer.Option(help="Heads; they must divide the width.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Tokens, half on each side.")] = 4,
+    embedding_rank: Annotated[int | None, typer.Option(help="Dimensions that tokens lie in.")] = None,
+    residual: Annotated[bool, typer.Option("--residual", help="With residual connections.")] = False,
+    seeds: Annotated[int, typer.Option(help="Draws of the weights.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """The exact separation rank of the theory's network, beside its bound."""
+    from heedful.lens.depth import sep_bound, separation_rank
+
+    if seeds < 1:
+        raise InvalidArgument(f"--seeds must be 1 or more; got {seeds}")
+    options = {"embedding_rank": embedding_rank, "residual": residual}
+    ranks = [separation_rank(depth, width, heads, tokens, **options, seed=seed) for seed in range(seeds)]
+    bound = sep_bound(min(width, embedding_rank or width), depth)
+    told = {"depth": depth, "width": width, "heads": heads, "tokens": tokens, "ranks": ranks, "bound": bound}
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    typer.echo(f"separation rank {max(ranks)} of at most {bound} (depth {depth}, width {width}, {heads} heads,")
+    typer.echo(f"{tokens} tokens, {seeds} draws over the field of 2^31 - 1 elements: {', '.join(map(str, ranks))})")
+
+
+def _is_gated(kind: str) -> bool:
+    from heedful.bridges.configs import FAMILIES
+
+    return kind in FAMILIES and FAMILIES[kind].gated
+
+
+def _published(rows: tuple[Projection, ...]) -> str:
+    lines = [
+        "                            trained           the law      printed  depth for",
+        "model           12 L d²    L x d             L      d     L      d  its width",
+    ]
+    for row in rows:
+        trained = f"{row.layers} x {row.width}" if row.layers else "-"
+        own = f"{row.depth_for_width:.1f}" if row.depth_for_width else "-"
+        lines.append(
+            f"{row.name:<13} {row.params:>9.3g}    {trained:<12} {row.depth:>6.2f} {row.width_at_depth:>6.0f}"
+            f"  {row.printed_depth:>4} {row.printed_width:>6}  {own:>9}"
+        )
+    return "\n".join(lines)

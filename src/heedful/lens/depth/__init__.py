@@ -1,0 +1,34 @@
+"""How deep for how wide: a planner, an auditor, exact separation ranks, and the experiment behind the law."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+# Name -> the file it lives in. Planning needs neither torch nor numpy, so nothing is imported before it is used.
+_HOMES = {
+    **dict.fromkeys(("DepthCurve", "DepthLaw", "Law", "find_law"), "law"),
+    "Shape": "shape",
+    **dict.fromkeys(("Choice", "Plan"), "plans"),
+    "plan": "planner",
+    **dict.fromkeys(("Audit", "audit"), "auditor"),
+    **dict.fromkeys(("Projection", "published_table"), "known"),
+    **dict.fromkeys(("Bounds", "log3_sep_curve", "plot_sep_curves", "sep_bound", "theorem_bounds"), "theory"),
+    **dict.fromkeys(("FloatRank", "float_separation_rank", "separation_rank"), "rank"),
+    "PolynomialAttention": "polynomial",
+    "fit_law": "fit",
+    **dict.fromkeys(("Cell", "Crossover", "Trained", "run_crossover"), "crossover"),
+    "Protocol": "stacked",
+    **dict.fromkeys(("LayerUse", "Usefulness", "skip_layers"), "skipping"),
+    "section": "page",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'heedful.lens.depth' has no attribute {name!r}")
+    value = getattr(import_module(f"heedful.lens.depth.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,121 @@
+"""Shapes of public models, and the table that Levine et al. printed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heedful.lens.depth.law import DepthLaw
+
+__all__ = ["CONFIGS", "Projection", "published_table"]
+
+
+def _gpt(layers: int, width: int, heads: int, vocab: int = 50257, context: int = 1024) -> dict[str, Any]:
+    sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocab, "n_positions": context}
+    return {"model_type": "gpt2", **sizes}
+
+
+def _bert(layers: int, width: int, heads: int, kind: str = "bert", **more: Any) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    rest = {"intermediate_size": 4 * width, "vocab_size": 30522, "max_position_embeddings": 512}
+    return {"model_type": kind, **sizes, **rest, **more}
+
+
+def _llama(layers: int, width: int, heads: int, ffn: int, kv: int, kind: str = "llama", **more: Any) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    rest = {"intermediate_size": ffn, "num_key_value_heads": kv, "vocab_size": 32000, "max_position_embeddings": 4096}
+    return {"model_type": kind, **sizes, **rest, **more}
+
+
+# Configurations as the models' authors published them, what counts for shape and parameters.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": _gpt(12, 768, 12),
+    "gpt2-medium": _gpt(24, 1024, 16),
+    "gpt2-large": _gpt(36, 1280, 20),
+    "gpt2-xl": _gpt(48, 1600, 25),
+    "gpt3-175b": _gpt(96, 12288, 96, context=2048),
+    "bert-base": _bert(12, 768, 12),
+    "bert-large": _bert(24, 1024, 16),
+    "roberta-base": _bert(12, 768, 12, "roberta", vocab_size=50265, max_position_embeddings=514, type_vocab_size=1),
+    "distilbert-base": {
+        "model_type": "distilbert",
+        **{"n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072},
+        **{"vocab_size": 30522, "max_position_embeddings": 512},
+    },
+    "albert-xxlarge": _bert(12, 4096, 64, "albert", embedding_size=128, vocab_size=30000, num_hidden_groups=1),
+    # Layers as published; its gated feed-forward is not in this reading.
+    "neobert": {"num_hidden_layers": 28, "hidden_size": 768, "num_attention_heads": 12, "vocab_size": 30522},
+    "llama-7b": _llama(32, 4096, 32, 11008, 32, max_position_embeddings=2048),
+    "llama-2-70b": _llama(80, 8192, 64, 28672, 8),
+    "mistral-7b": _llama(32, 4096, 32, 14336, 8, "mistral", max_position_embeddings=32768),
+    "mixtral-8x7b": _llama(
+        32, 4096, 32, 14336, 8, "mixtral", num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=32768
+    ),
+    "qwen2-0.5b": _llama(
+        24, 896, 14, 4864, 2, "qwen2", vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=131072
+    ),
+    "gpt-neox-20b": {
+        "model_type": "gpt_neox",
+        **{"num_hidden_layers": 44, "hidden_size": 6144, "num_attention_heads": 64, "intermediate_size": 24576},
+        **{"vocab_size": 50432, "max_position_embeddings": 2048},
+    },
+    "t5-11b": {
+        "model_type": "t5",
+        **{"num_layers": 24, "num_decoder_layers": 24, "d_model": 1024, "num_heads": 128, "d_kv": 128},
+        **{"d_ff": 65536, "vocab_size": 32128, "feed_forward_proj": "relu", "is_encoder_decoder": True},
+    },
+    "vit-base": {
+        "model_type": "vit",
+        **{"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+        **{"image_size": 224, "patch_size": 16, "num_channels": 3},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A row of the published table: a trained shape, and what the law projects for its budget, printed and recomputed."""
+
+    name: str
+    params: float
+    layers: int | None
+    width: int | None
+    printed_depth: int
+    printed_width: int
+    depth: float
+    width_at_depth: float
+    depth_for_width: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# name, trained layers and width, printed depth and width
+_PRINTED = (
+    ("GPT-3 Small", 12, 768, 23, 555),
+    ("GPT-3 Medium", 24, 1024, 32, 886),
+    ("GPT-3 Large", 24, 1536, 38, 1220),
+    ("GPT-3 XL", 24, 2048, 42, 1550),
+    ("GPT-3 2.7B", 32, 2560, 47, 2110),
+    ("GPT-3 6.7B", 32, 4096, 54, 3150),
+    ("GPT-3 13B", 40, 5140, 60, 4200),
+    ("GPT-3 175B", 96, 12288, 80, 13500),
+)
+
+
+def published_table(law: DepthLaw | None = None) -> tuple[Projection, ...]:
+    """The projections that Levine et al. printed for the GPT-3 models and for $10^{12}$ parameters, beside ours.
+
+    The printed width is the one that keeps $12 L d^2$ after rounding L.
+
+    >>> row = published_table()[-2]
+    >>> row.name, row.layers, row.printed_depth, round(row.depth, 2)
+    ('GPT-3 175B', 96, 80, 80.46)
+    """
+    law = law or DepthLaw()
+    rows = []
+    for name, layers, width, depth, wide in _PRINTED:
+        budget = 12.0 * layers * width**2
+        rows.append(Projection(name, budget, layers, width, depth, wide, *law.solve(budget), law.optimal_depth(width)))
+    rows.append(Projection("1T", 1e12, None, None, 95, 30100, *law.solve(1e12), None))
+    return tuple(rows)

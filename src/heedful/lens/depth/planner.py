@@ -1,0 +1,241 @@
+"""From a budget to a shape that can be trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from heedful._errors import InvalidArgument
+from heedful.lens.depth.law import Law, check, find_law
+from heedful.lens.depth.plans import Choice, Plan
+from heedful.lens.depth.shape import Shape, parse_count
+
+__all__ = ["plan"]
+
+# Weights, gradients and Adam's moments in mixed precision.
+BYTES_PER_PARAM = 16
+
+# Past the embedding's rank width is cut to this much above it, and the depth-to-width ratio grows tenfold at most:
+# Wies et al. 2021 put the best ratio for a vocabulary of 256 at about ten times that of text.
+SLACK, STRETCH = 1.25, 10.0
+
+# Runners-up that a plan holds.
+OTHERS = 4
+
+
+def plan(
+    params: str | float | None = None,
+    *,
+    flops: str | float | None = None,
+    memory: str | float | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    vocab: int = 50257,
+    tied: bool = True,
+    gated: bool = False,
+    ffn_mult: float | None = None,
+    kv_ratio: int = 1,
+    head_dim: int | None = None,
+    multiple_of: int = 64,
+    seq_len: int = 1024,
+    include_embeddings: bool = False,
+    embedding_rank: int | None = None,
+    max_depth: int | None = None,
+    tolerance: float | None = None,
+    law: str | Law | Callable[[float], float] = "levine2020",
+) -> Plan:
+    r"""How deep and how wide for a budget.
+
+    Solves $\kappa L d^2 = N$ on the law $\ln d = a + bL$ (Levine et al. 2020, section 5; see `DepthLaw`), then takes whole
+    layers within three standard errors and widths that are multiples of `multiple_of`, drops what misses the budget by more
+    than `tolerance`, and ranks by distance from the law, then by how well the sizes suit tensor cores. $\kappa$ is that of the
+    layer asked for: 12 for a plain one with a feed-forward of 4 d.
+
+    Args:
+        params: parameters in the layers' matrices ("1.3B" or 1.3e9), with `include_embeddings` all matrices.
+        flops: training compute instead; $N = \sqrt{C / 120}$ after Hoffmann et al. 2022 (20 tokens per parameter).
+        memory: bytes instead, for weights, gradients and Adam's moments: 16 a parameter, embeddings included.
+        layers, width: instead, one size; the law gives the other.
+        ffn_mult: feed-forward size over width; 4, or 8/3 when gated.
+        kv_ratio: query heads for each key head.
+        head_dim: by default near 64, near 128 from width 2048 on, and such that heads divide the width.
+        embedding_rank: of a factorised embedding. Where it, or the vocabulary, is below the width, width is cut towards it and
+            depth gets the rest (Wies et al. 2021), the depth-to-width ratio growing tenfold at most.
+        max_depth: no more layers than this, say for latency.
+        tolerance: by default 3 %, and up to 8 % where `multiple_of` is coarse for the width.
+        law: `levine2020`, `constant_aspect`, `depth_delusion`, a `Law`, or a function from width to depth.
+
+    >>> best = plan("1.21B", multiple_of=8)  # GPT-3 XL was 24 x 2048
+    >>> best.layers, best.width, best.heads
+    (42, 1552, 16)
+    """
+    given = {"params": params, "flops": flops, "memory": memory, "layers": layers, "width": width}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise InvalidArgument(f"give one of {', '.join(given)}; got {', '.join(named) or 'none'}")
+    _check_sizes(vocab=vocab, kv_ratio=kv_ratio, multiple_of=multiple_of, seq_len=seq_len)
+    _check_sizes(layers=layers, width=width, head_dim=head_dim, embedding_rank=embedding_rank, max_depth=max_depth)
+    whole = include_embeddings or memory is not None
+    if whole and embedding_rank is not None:
+        raise InvalidArgument("a budget with embeddings and an embedding_rank are not planned together; drop one")
+    rule = find_law(law)
+
+    def shape(depth: int, d: int) -> Shape:
+        if head_dim is not None and d % head_dim:
+            raise InvalidArgument(f"heads of {head_dim} do not divide width {d}; give a divisor")
+        heads = d // head_dim if head_dim else _heads(d, kv_ratio)
+        f = round(d * (ffn_mult or (8 / 3 if gated else 4)) / multiple_of) * multiple_of
+        kv = max(k for k in range(1, heads + 1) if heads % k == 0 and k <= max(1, heads // kv_ratio))
+        table = {"vocab": vocab, "tied": tied, "context": seq_len, "embedding_rank": embedding_rank}
+        return Shape(depth, d, heads, kv_heads=kv, ffn=max(f, multiple_of), gated=gated, **table)  # type: ignore[arg-type]
+
+    step = math.lcm(multiple_of, head_dim) if head_dim else multiple_of
+    if layers is not None or width is not None:
+        return _one_size(layers, width, shape, rule, step, seq_len)
+    budget = _budget(params, flops, memory)
+    tables = vocab * (1 if tied else 2) if whole else 0
+    # Of a wide layer, where rounding of the feed-forward no longer shows.
+    kappa = shape(1, step * max(1, 4096 // step)).kappa
+    search = _Search(shape, rule, budget, kappa, tables, step, tolerance)
+    depth, d = search.optimum()
+    aim, remarks = _aim(depth, d, min(vocab, embedding_rank or vocab), max_depth)
+    choices = search.choices(aim, depth, max_depth)
+    best = choices[0].shape
+    timed = tuple(replace(c, time=c.shape.step_time() / best.step_time()) for c in choices)
+    found = (best, rule, budget, depth, d, rule.sigma_depth(depth), timed, seq_len)
+    return Plan(*found, best.flags(rule), remarks)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Shapes near a budget; `tables` are parameters per channel outside of layers."""
+
+    shape: Callable[[int, int], Shape]
+    rule: Law
+    budget: float
+    kappa: float
+    tables: int
+    step: int
+    tolerance: float | None
+
+    def optimum(self) -> tuple[float, float]:
+        """Depth and width on the law that spend the budget."""
+        if not self.tables:
+            return self.rule.solve(self.budget, self.kappa)
+        low, high = 0.01, 1.0  # the share of the layers
+
+        def spent(share: float) -> float:
+            return share * self.budget + self.tables * self.rule.solve(share * self.budget, self.kappa)[1]
+
+        if spent(low) > self.budget:
+            raise InvalidArgument(
+                f"embeddings alone take the {self.budget:,.0f} parameters; give a larger budget or a smaller vocab"
+            )
+        for _ in range(50):
+            share = (low + high) / 2
+            low, high = (share, high) if spent(share) < self.budget else (low, share)
+        return self.rule.solve(low * self.budget, self.kappa)
+
+    def width(self, depth: float) -> float:
+        """The width that spends the budget at a depth: $\\kappa L d^2 + t d = N$."""
+        return 2 * self.budget / (self.tables + math.sqrt(self.tables**2 + 4 * self.kappa * depth * self.budget))
+
+    def choices(self, aim: float, optimum: float, max_depth: int | None) -> tuple[Choice, ...]:
+        """Shapes within the tolerance, best first; the nearest ones where none is."""
+        reach = 3 * (self.rule.sigma_depth(optimum) or optimum / 20)
+        last = math.ceil(aim + reach) if max_depth is None else min(math.ceil(aim + reach), max_depth)
+        first = last if aim == max_depth else max(1, math.floor(aim - reach))
+        found = []
+        for depth in range(first, last + 1):
+            steps = self.width(depth) / self.step
+            for d in {max(1, math.floor(steps)) * self.step, math.ceil(steps) * self.step}:
+                one = self.shape(depth, d)
+                off = (one.layer_params + self.tables * d) / self.budget - 1
+                found.append(Choice(one, off, _distance(self.rule, depth, d)))
+        coarse = max(0.03, min(0.08, self.step / self.width(aim)))
+        fits = [choice for choice in found if abs(choice.off) <= (self.tolerance or coarse)]
+
+        def rank(choice: Choice) -> tuple[float, int, float]:
+            # Half a standard error is no difference; what was moved off the law on purpose is to stay where it was moved.
+            far = 2 * choice.distance if aim == optimum else abs(choice.shape.layers - aim)
+            return math.floor(far), _unfriendly(choice.shape), abs(choice.off)
+
+        ranked = sorted(fits, key=rank) or sorted(found, key=lambda choice: abs(choice.off))
+        return tuple(ranked[: 1 + OTHERS])
+
+
+def _aim(depth: float, width: float, rank: int, max_depth: int | None) -> tuple[float, tuple[str, ...]]:
+    """The depth to look around, moved off the optimum by a low embedding rank or a limit, and why."""
+    remarks = []
+    narrow = max(SLACK * rank, width / STRETCH ** (1 / 3))
+    if rank < width and narrow < width:
+        depth *= (width / narrow) ** 2
+        remarks.append(
+            f"width cut from {width:.0f} towards the embedding's rank {rank}, the rest of the budget went to depth"
+        )
+    if max_depth is not None and depth > max_depth:
+        remarks.append(f"depth cut from {depth:.0f} to {max_depth} as asked")
+        depth = float(max_depth)
+    return depth, tuple(remarks)
+
+
+def _one_size(
+    layers: int | None, width: int | None, shape: Callable[[int, int], Shape], rule: Law, step: int, seq_len: int
+) -> Plan:
+    """The plan for a given depth or a given width."""
+    if layers is not None:
+        depth, d = float(layers), rule.optimal_width(layers)
+    else:
+        assert width is not None
+        depth, d = rule.optimal_depth(width), float(width)
+        if depth < 1:
+            raise InvalidArgument(f"the law gives {depth:.1f} layers for width {width}; give a larger width")
+    wide = width or max(step, round(d / step) * step)
+    best = shape(layers or round(depth), wide)
+    choice = Choice(best, 0.0, _distance(rule, best.layers, wide))
+    found = (best, rule, float(best.layer_params), depth, d, rule.sigma_depth(depth), (choice,), seq_len)
+    return Plan(*found, best.flags(rule))
+
+
+def _budget(params: str | float | None, flops: str | float | None, memory: str | float | None) -> float:
+    if params is not None:
+        return parse_count(params, "params")
+    if flops is not None:
+        return math.sqrt(parse_count(flops, "flops") / 120)
+    assert memory is not None
+    return parse_count(memory, "memory") / BYTES_PER_PARAM
+
+
+def _distance(rule: Law, depth: float, d: float) -> float:
+    """How far off the law a shape lies, in standard errors of the depth, or in ln d where the law states none."""
+    sigma = rule.sigma_depth(depth)
+    if sigma is None:
+        return abs(math.log(d / rule.optimal_width(depth)))
+    return abs(depth - rule.optimal_depth(d)) / sigma
+
+
+def _heads(d: int, kv_ratio: int) -> int:
+    """Heads that divide the width, of a size near 64, or 128 from width 2048 on, and a multiple of the key heads."""
+    target = 64 if d < 2048 else 128
+    sizes = [size for size in range(1, min(d, 1024) + 1) if d % size == 0]
+
+    def cost(size: int) -> float:
+        return abs(math.log(size / target)) + 0.7 * (size % 8 != 0) + 2 * (d // size % kv_ratio != 0)
+
+    return d // min(sizes, key=cost)
+
+
+def _unfriendly(shape: Shape) -> int:
+    assert shape.ffn is not None
+    assert shape.head_dim is not None
+    usual = shape.head_dim % 8 == 0 and 32 <= shape.head_dim <= 128
+    return 2 * (not usual) + (shape.width % 128 != 0) + (shape.ffn % 256 != 0)
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, value in sizes.items():
+        if value is not None:
+            check(**{name: value})
+            if not isinstance(value, int):
+                raise InvalidArgument(f"{name} must be a whole number; got {value!r}")

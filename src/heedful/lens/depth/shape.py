@@ -1,0 +1,197 @@
+"""The sizes of a Transformer, and what they cost: parameters, arithmetic, memory."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heedful._errors import InvalidArgument
+from heedful.lens.depth.law import Law
+
+__all__ = ["FLAGS", "Shape"]
+
+FLAGS = {
+    "depth_inefficient": "too deep for its width: above the law by more than its band",
+    "width_inefficient": "too shallow for its width: below the law by more than its band",
+    "vocab_bottleneck": "the embedding's rank is below the width: widening buys little, deepening still does",
+    "inner_dim_bottleneck": "heads x head size differs from the width: what is above it is redundant, below it a bottleneck",
+    "extrapolated": "outside of what the law was fitted on (GPT-type language models, 6 to 48 layers, width 215 to 2215)",
+    "embedding_dominates": "more than half of the parameters are embeddings",
+    "head_dim_unusual": "a head size that is no multiple of 8 between 32 and 256 runs slowly",
+}
+
+# Bytes per channel, layer and token that training keeps in 16 bit with fused attention (Korthikanti et al. 2022, eq. 2).
+ACTIVATION_BYTES = 34
+
+
+@dataclass(frozen=True)
+class Shape:
+    r"""Sizes of a Transformer and what follows from them.
+
+    Matrices of a layer: $2 d h e + 2 d h_{kv} e$ for attention and $2 d f$ (gated: $3 d f$) for the feed-forward, times E with
+    E experts and $d E$ for their router. `extra` holds norms, biases, positions and the like, None where they are not known.
+    Layers that share weights (ALBERT) are executed `layers` times and stored `stored_layers` times. `cross_layers` attend to an
+    encoder as well. For images `patch` is the number of values in a patch and stands for the vocabulary.
+
+    >>> small = Shape(12, 768, 12, vocab=50257, context=1024)
+    >>> small.layer_params, small.kappa
+    (84934656, 12.0)
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    gated: bool = False
+    vocab: int = 0
+    tied: bool = True
+    context: int = 0
+    embedding_rank: int | None = None
+    stored_layers: int | None = None
+    experts: int = 0
+    active_experts: int = 0
+    cross_layers: int = 0
+    patch: int = 0
+    causal: bool = True
+    family: str = ""
+    extra: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
+        if self.head_dim is None and self.width % self.heads:
+            raise InvalidArgument(f"{self.heads} heads do not divide width {self.width}; give a divisor or a head_dim")
+        fill = {"kv_heads": self.heads, "head_dim": self.width // self.heads, "ffn": 4 * self.width}
+        for name, value in (fill | {"stored_layers": self.layers}).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    @property
+    def inner(self) -> int:
+        """Heads times head size."""
+        assert self.head_dim is not None
+        return self.heads * self.head_dim
+
+    @property
+    def attention_params(self) -> int:
+        """The matrices of one attention."""
+        assert self.kv_heads is not None
+        assert self.head_dim is not None
+        return 2 * self.width * self.inner + 2 * self.width * self.kv_heads * self.head_dim
+
+    @property
+    def ffn_params(self) -> int:
+        """The matrices of one feed-forward, of one expert where there are several."""
+        assert self.ffn is not None
+        return (3 if self.gated else 2) * self.width * self.ffn
+
+    def _stack(self, layers: int, experts: int) -> int:
+        router = self.width * self.experts
+        feed = experts * self.ffn_params + router if self.experts else self.ffn_params
+        return layers * (self.attention_params + feed) + self.cross_layers * self.attention_params
+
+    @property
+    def layer_params(self) -> int:
+        """The matrices inside layers, as stored: the law's N."""
+        assert self.stored_layers is not None
+        return self._stack(self.stored_layers, self.experts)
+
+    @property
+    def executed_params(self) -> int:
+        """The matrices that a token passes: shared layers as often as they run, active experts alone."""
+        return self._stack(self.layers, self.active_experts)
+
+    @property
+    def kappa(self) -> float:
+        """Executed matrices per layer and squared width; 12 for GPT-2 and BERT."""
+        return self.executed_params / (self.layers * self.width**2)
+
+    @property
+    def embedding_params(self) -> int:
+        """Token (or patch) embeddings, twice where the output has its own, and the map from a factorised size."""
+        if self.patch:
+            return self.patch * self.width
+        if self.embedding_rank:
+            return self.vocab * self.embedding_rank + self.embedding_rank * self.width
+        # Encoders without a head have no output table.
+        return self.vocab * self.width * (1 if self.tied or (not self.causal and not self.cross_layers) else 2)
+
+    @property
+    def params(self) -> int:
+        """All parameters; without norms and biases where `extra` is not known."""
+        return self.layer_params + self.embedding_params + (self.extra or 0)
+
+    @property
+    def rank(self) -> int | None:
+        """The highest rank that the embedding can have: $\\min(V, r_E)$, or the values of a patch."""
+        known = [size for size in (self.vocab, self.patch, self.embedding_rank) if size]
+        return min(known) if known else None
+
+    def flops_per_token(self, seq_len: int | None = None) -> float:
+        """Forward arithmetic: $2 N + 4 L T h e$ (half of it under a causal mask) $+ 2 V d$; training takes three times as much."""
+        length = seq_len or self.context or 1
+        attention = 4 * self.layers * length * self.inner * (0.5 if self.causal else 1.0)
+        return 2.0 * self.executed_params + attention + 2.0 * self.vocab * self.width
+
+    def kv_cache_bytes(self, seq_len: int | None = None, bytes_each: int = 2) -> int:
+        """Keys and values of one sequence."""
+        assert self.kv_heads is not None
+        assert self.head_dim is not None
+        return 2 * self.layers * (seq_len or self.context or 1) * self.kv_heads * self.head_dim * bytes_each
+
+    def activation_bytes(self, seq_len: int | None = None) -> int:
+        """About what training keeps of one sequence: 34 bytes per channel and layer."""
+        return ACTIVATION_BYTES * self.layers * self.width * (seq_len or self.context or 1)
+
+    def step_time(self, tokens: int = 16_384, per_layer: float = 1e-4, peak: float = 4e14) -> float:
+        """Seconds of a training step on one device, roughly: $L (c_0 + 6 \\kappa d^2 T / peak)$; depth is sequential."""
+        return self.layers * (per_layer + 6 * self.kappa * self.width**2 * tokens / peak)
+
+    def flags(self, law: Law, vocab_rank: int | None = None) -> tuple[str, ...]:
+        """Names from `FLAGS` that hold for this shape."""
+        best, band = law.optimal_depth(self.width), law.band(self.width)
+        rank = self.rank if vocab_rank is None else vocab_rank
+        usual = self.causal and not (self.gated or self.experts or self.cross_layers or self.patch)
+        assert self.head_dim is not None
+        holds = {
+            # Far below its range the law gives no depth at all.
+            "depth_inefficient": 0 < best < self.layers - band,
+            "width_inefficient": best > self.layers + band,
+            "vocab_bottleneck": rank is not None and rank < self.width,
+            "inner_dim_bottleneck": self.inner != self.width,
+            "extrapolated": not (usual and law.covers(self.layers, self.width)),
+            "embedding_dominates": 2 * self.embedding_params > self.params,
+            "head_dim_unusual": self.head_dim % 8 != 0 or not 32 <= self.head_dim <= 256,
+        }
+        return tuple(name for name in FLAGS if holds[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        derived = ("layer_params", "executed_params", "embedding_params", "params", "kappa")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+def parse_count(value: str | float, name: str) -> float:
+    """A number such as 1.3e9, "1.3B", "350M" or "80GB".
+
+    >>> parse_count("1.3B", "params")
+    1300000000.0
+    """
+    scales = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+    number: float = math.nan
+    if isinstance(value, str):
+        text = value.strip().upper()
+        text = text[:-1] if name == "memory" and text.endswith("B") else text
+        scale = scales.get(text[-1:], 1.0)
+        with suppress(ValueError):
+            number = float(text[:-1] if scale > 1 else text) * scale
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+    if not 0 < number < math.inf:
+        raise InvalidArgument(f"{name} must be a positive number such as 1.3e9, '1.3B' or '350M'; got {value!r}")
+    return number

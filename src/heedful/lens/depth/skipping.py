@@ -1,0 +1,133 @@
+"""What each layer of a trained model is good for: the output without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch import Tensor, nn
+
+__all__ = ["LayerUse", "Usefulness", "skip_layers"]
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """A layer, how far the output moves without it (relative to its norm), and by how much the loss rises, if there is one."""
+
+    layer: int
+    name: str
+    change: float
+    loss_rise: float | None
+
+
+@dataclass(frozen=True)
+class Usefulness:
+    """Every layer left out in turn; `loss` is that of the whole model, None where it states none."""
+
+    layers: tuple[LayerUse, ...]
+    loss: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"loss": self.loss, "layers": [asdict(layer) for layer in self.layers]}
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Bars: the loss that each layer saves, or how far the output moves without it."""
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise MissingExtra("matplotlib", "plot") from None
+        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        heights = [one.change if one.loss_rise is None else one.loss_rise for one in self.layers]
+        ax.bar(range(len(heights)), heights)
+        label = "relative change of the output" if self.loss is None else "rise of the loss (nats)"
+        ax.set(xlabel="layer left out", ylabel=label, title="What each layer is good for")
+        return ax
+
+    def __str__(self) -> str:
+        lines = ["layer left out   output moves by" + ("" if self.loss is None else "   loss rises by")]
+        for one in self.layers:
+            rise = "" if one.loss_rise is None else f"{one.loss_rise:>16.4f}"
+            lines.append(f"{one.layer:>14}   {one.change:>15.1%}{rise}")
+        return "\n".join(lines)
+
+
+def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
+    r"""Runs a model with each of its layers left out in turn: $|f_{-l}(x) - f(x)| / |f(x)|$, and the loss where labels are given.
+
+    A layer is an element of a `ModuleList` whose elements all hold attention; left out, it passes on what it read. The model
+    runs in the mode it is in and is left as it was. A cheap view of what depth buys in a checkpoint, to set beside the verdict
+    of `audit`: layers that change little are candidates for a shallower model.
+
+    Args:
+        model: a Hugging Face model, or any module that takes `inputs` as keyword arguments.
+        inputs: what it is called with; with `labels`, the rise of its loss is told too.
+
+    >>> import torch
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    >>> [one.name for one in skip_layers(model, {"src": torch.randn(1, 5, 8)}).layers]
+    ['layers.0', 'layers.1', 'layers.2']
+    """
+    import torch
+
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgument(f"inputs must be a mapping of keyword arguments; got {type(inputs).__name__}")
+    blocks = list(_blocks(model))
+    if not blocks:
+        raise Unsupported(f"{type(model).__name__} has no list of layers that hold attention; none can be left out")
+    used = []
+    with torch.no_grad():
+        whole, loss = _outcome(model(**inputs))
+        for at, (name, block) in enumerate(blocks):
+            with _passed_by(block):
+                part, without = _outcome(model(**inputs))
+            change = float((part - whole).norm() / whole.norm().clamp_min(1e-30))
+            rise = None if loss is None or without is None else without - loss
+            used.append(LayerUse(at, name, change, rise))
+    return Usefulness(tuple(used), loss)
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Layers by name; lists inside of a layer are its own affair."""
+    from torch import nn
+
+    def holds_attention(block: nn.Module) -> bool:
+        return any("attention" in type(part).__name__.lower() for part in block.modules())
+
+    outer: tuple[str, ...] = ("\0",)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and not name.startswith(outer) and all(map(holds_attention, module)):
+            outer += (f"{name}.",)
+            yield from ((f"{name}.{at}", block) for at, block in enumerate(module))
+
+
+@contextmanager
+def _passed_by(block: nn.Module) -> Iterator[None]:
+    def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        read = args[0] if args else next(iter(kwargs.values()))
+        return (read, *output[1:]) if isinstance(output, tuple) else read
+
+    handle = block.register_forward_hook(keep_input, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _outcome(output: Any) -> tuple[Tensor, float | None]:
+    """The first floating tensor of more than one number, and the loss."""
+    from torch import Tensor
+
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else (output,)
+    tensors = [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+    loss = getattr(output, "loss", None)
+    found = next((value for value in tensors if value.dim() > 0), None)
+    if found is None:
+        raise Unsupported("the model returns no tensor to compare; give one that returns hidden states or logits")
+    return found.detach().double(), None if loss is None else float(loss)

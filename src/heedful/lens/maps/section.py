@@ -1,0 +1,213 @@
+"""The attention maps of one model reading one text, as a section of the report."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from heedful._errors import InvalidArgument
+from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, heads_of
+from heedful.lens.maps import Atlas, Layer, Tile, fragment, script, style
+from heedful.lens.sections import Section, html_table, readable
+
+if TYPE_CHECKING:
+    from heedful.lens.observation import LayerRecord
+    from heedful.lens.sections import Subject
+
+__all__ = ["HeadRange", "draw"]
+
+# Weights that are worked on at once: 16 MiB of them, and a few times that in float64.
+CELLS = 2**22
+
+
+@dataclass(frozen=True)
+class HeadRange:
+    """A head whose coefficients are no distribution over the tokens of one text: where they lie, and what rows sum to."""
+
+    layer: int
+    head: int
+    lowest: float
+    highest: float
+    total: float
+    word: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One layer: its heads in figures, what the page shows of it, and why it has no entropy where it has none."""
+
+    heads: tuple[HeadSummary, ...] | tuple[HeadRange, ...]
+    layer: Layer
+    why_not: str = ""
+
+    @property
+    def summarized(self) -> tuple[HeadSummary, ...]:
+        return tuple(head for head in self.heads if isinstance(head, HeadSummary))
+
+
+def draw(subject: Subject) -> Section:
+    """Reads every layer once and draws its maps; of a batch, the first sequence."""
+    seen = subject.observation
+    atlas = Atlas([(record.heads, record.queries_len, record.keys_len) for record in seen])
+    readings = []
+    for done, record in enumerate(seen):
+        subject.progress(done, len(seen))
+        readings.append(_read(record, subject, atlas))
+    tokens = _names(seen.tokens[0], seen.valid[0], subject.tokenizer)
+    summaries = tuple(reading.summarized for reading in readings if reading.summarized)
+    summary = AttentionSummary(tuple(tokens), summaries) if summaries else None
+    pairs = summary.pairs() if summary else ()
+    ranges = [head for reading in readings for head in reading.heads if isinstance(head, HeadRange)]
+    notes = _notes(readings)
+    told = (str(summary or ""), _pairs(pairs), "\n".join(textwrap.fill(note, 98) for note in notes))
+    data = {
+        "tokens": tokens,
+        "layers": summary.to_dict()["layers"] if summary else [],
+        "strongest_pairs": [asdict(pair) for pair in pairs],
+        "not_summarized": [head.to_dict() for head in ranges],
+        "notes": notes,
+    }
+    page = fragment(
+        [reading.layer for reading in readings],
+        atlas,
+        [FIGURES if summary else RANGES, *notes],
+        _pairs_html(pairs) + _tables(summary, ranges),
+    )
+    return Section("Attention maps", "\n\n".join(filter(None, told)), data, page, style(), script(), result=summary)
+
+
+RANGES = "Below each map: the head's number, its lowest and its highest coefficient."
+FIGURES = "Below each map: the head's number, what it looks at, its entropy in nats (0: one token) and how far it looks, in tokens."
+
+
+def _read(record: LayerRecord, subject: Subject, atlas: Atlas) -> Reading:
+    sides = (subject.observation.query_tokens(record), subject.observation.key_tokens(record))
+    rows, columns = (side.valid[0].nonzero().flatten() for side in sides)
+    queries, keys = (_names(side.strings[0], side.valid[0], subject.tokenizer) for side in sides)
+    special = sides[0].special[0][rows].tolist()
+    mask = None
+    if record.mask is not None and record.kernel is not None:
+        mask = record.mask[0].any(0).expand(record.queries_len, record.keys_len)[rows][:, columns]
+    crosses = record.kind == "cross"
+    why_not = "looks from one sequence at another, so entropy and distance are not summed up" if crosses else ""
+    heads: list[HeadSummary] = []
+    ranges: list[HeadRange] = []
+    for first, weights in _parts(record):
+        part = weights[:, rows][:, :, columns]
+        atlas.add(part)
+        ranges += _ranges(part, record.index, first, "cross attention" if crosses else "raw coefficients")
+        if not why_not:
+            try:
+                heads += heads_of(part, record.index, queries, special, mask, first)
+            except InvalidArgument:
+                why_not = "rows of coefficients do not sum to one, so entropy does not apply"
+    told: tuple[HeadSummary, ...] | tuple[HeadRange, ...] = tuple(ranges) if why_not else tuple(heads)
+    return Reading(told, Layer(record.index, record.name, queries, keys, [_tile(head) for head in told]), why_not)
+
+
+def _notes(readings: Sequence[Reading]) -> list[str]:
+    """Each reason why layers have no entropy, once, with those layers."""
+    notes = []
+    for why in dict.fromkeys(reading.why_not for reading in readings if reading.why_not):
+        places = [str(one.layer.index) for one in readings if one.why_not == why]
+        which = f"Layer{'s' if len(places) > 1 else ''} {', '.join(places)}"
+        notes.append(f"{'Every layer' if len(places) == len(readings) > 1 else which}: {why}.")
+    return notes
+
+
+def _parts(record: LayerRecord) -> Iterator[tuple[int, Tensor]]:
+    """Some heads at a time: the first one's number, and weights `[heads, Q, K]`."""
+    step = max(1, CELLS // max(1, record.queries_len * record.keys_len))
+    for first in range(0, record.heads, step):
+        yield first, record.weights_of(slice(first, first + step), sequence=0).detach().cpu()
+
+
+def _names(strings: Sequence[str], valid: Tensor, tokenizer: Any) -> list[str]:
+    return [readable(tokenizer, token) for token, counts in zip(strings, valid.tolist(), strict=True) if counts]
+
+
+def _ranges(weights: Tensor, layer: int, first: int, word: str) -> list[HeadRange]:
+    finite = torch.nan_to_num(weights)
+    totals = finite.sum(dim=-1, dtype=torch.float64).mean(dim=-1).tolist()
+    ends = zip(finite.amin((1, 2)).tolist(), finite.amax((1, 2)).tolist(), totals, strict=True)
+    return [HeadRange(layer, first + at, *figures, word) for at, figures in enumerate(ends)]
+
+
+def _tile(head: HeadSummary | HeadRange) -> Tile:
+    start = f"Layer {head.layer}, head {head.head}: "
+    if isinstance(head, HeadRange):
+        sentence = f"{head.word} from {head.lowest:.3g} to {head.highest:.3g}, rows sum to {head.total:.3g}"
+        return Tile(head.head, head.word, (_brief(head.lowest), _brief(head.highest)), start + sentence)
+    share = f" ({head.focus_share:.0%})" if head.focus not in ("broad", "mixed") else ""
+    sentence = (
+        f"{head.focus}{share}, entropy {head.entropy:.2f} nats, {head.normalized_entropy:.0%} of the highest, "
+        f"distance {head.distance:.1f} tokens"
+    )
+    cell = (head.strongest.query, head.strongest.key) if head.strongest else (0, 0)
+    return Tile(head.head, head.focus, (f"{head.entropy:.2f}", f"{head.distance:.1f}"), start + sentence, cell)
+
+
+def _brief(value: float) -> str:
+    """A number in few signs, for a place that has room for six."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.0f}{unit}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
+
+
+def _pairs(pairs: Sequence[TokenPair]) -> str:
+    if not pairs:
+        return ""
+    width = min(60, max(len(str(pair)) for pair in pairs))
+    lines = ["The strongest pairs of two different tokens, special ones left out:"]
+    for pair in pairs:
+        lines.append(f"  {_cut(str(pair)):<{width}}  {pair.weight:.2f}  layer {pair.layer}, head {pair.head}")
+    return "\n".join(lines)
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _pairs_html(pairs: Sequence[TokenPair]) -> str:
+    rows = "".join(
+        f'<li><a href="#head-{pair.layer}-{pair.head}" data-query="{pair.query}" data-key="{pair.key}">'
+        f"<bdi>{escape(_cut(pair.query_token))}</bdi> &rarr; <bdi>{escape(_cut(pair.key_token))}</bdi></a> "
+        f"<b>{pair.weight:.2f}</b> <span>layer {pair.layer}, head {pair.head}</span></li>"
+        for pair in pairs
+    )
+    return f'<h3>Strongest pairs</h3><ol class="pairs">{rows}</ol>' if pairs else ""
+
+
+def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> str:
+    """Every head in figures, for those who would rather read or sort than look."""
+    found = ""
+    if summary is not None:
+        shares = ("itself", "previous", "next", "first", "special")
+        head = ["layer", "head", "looks at", "entropy", "of highest", "distance", *shares, "strongest pair"]
+        rows = [
+            [one.layer, one.head, one.focus]
+            + [f"{one.entropy:.3f}", f"{one.normalized_entropy:.0%}", f"{one.distance:.2f}"]
+            + [f"{getattr(one, name):.3f}" for name in shares]
+            + [_cut(str(one.strongest or ""), 40)]
+            for heads in summary.layers
+            for one in heads
+        ]
+        found += html_table(head, rows, "Entropy in nats, distance in tokens, then the share of attention on each")
+    if ranges:
+        head = ["layer", "head", "kind", "lowest", "highest", "row sum"]
+        rows = [
+            [one.layer, one.head, one.word, f"{one.lowest:.4g}", f"{one.highest:.4g}", f"{one.total:.4g}"]
+            for one in ranges
+        ]
+        found += html_table(head, rows, "Coefficients that are no distribution over the tokens of one text")
+    return f'<h3>Every head in figures</h3><div class="long sortable">{found}</div>'

@@ -1,0 +1,293 @@
+"""A report on what a model does while it reads a text, from every lens that applies."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from heedful.lens.attention import AttentionSummary
+    from heedful.lens.sections import Section
+
+__all__ = ["LookResult", "ModelFacts", "check_place", "look"]
+
+SENTENCE = "The animal did not cross the street because it was too tired."
+
+# What to call the work under way, how much is done, how much there is.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model is; `title` names it without telling where on a disk it lies."""
+
+    folder: str
+    title: str
+    name: str
+    layers: int
+    heads: int
+    parameters: int
+    dtype: str
+    attention: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.layers} layers of {self.heads} heads, {short(self.parameters)} parameters\n"
+            + (f"in {self.folder}\n" if self.folder else "")
+            + f"{self.dtype}, attention implementation {self.attention}"
+        )
+
+
+@dataclass(frozen=True)
+class LookResult:
+    """The model, the text, and what each lens says.
+
+    Args:
+        model: what the model is.
+        text: what it was given.
+        tokens, special: what it read, and which of that are marks such as `[CLS]`.
+        left_out: how many tokens at the end of the text `max_tokens` left out.
+        sections: by the name of the lens, its section, or why it does not apply.
+    """
+
+    model: ModelFacts
+    text: str
+    tokens: tuple[str, ...]
+    special: tuple[bool, ...]
+    left_out: int
+    sections: Mapping[str, Section | str] = field(repr=False)
+
+    @property
+    def attention(self) -> AttentionSummary | None:
+        """What every head looks at; None where no layer's weights are a distribution over the tokens."""
+        found = self.sections.get("attention")
+        return None if found is None or isinstance(found, str) else found.result
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """How spread out each head's attention is, layers down and heads across."""
+        if self.attention is None:
+            raise Unsupported("the weights of this model are no distribution over tokens; look at html() instead")
+        return self.attention.plot(ax)
+
+    def __repr__(self) -> str:
+        return f"LookResult({self.model.name}, {len(self.tokens)} tokens, {self.model.layers} layers)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the pictures; JSON types alone."""
+        return {
+            "model": asdict(self.model),
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "tokens_left_out": self.left_out,
+            "sections": {name: one.data for name, one in self.sections.items() if not isinstance(one, str)},
+            "not_applicable": {name: one for name, one in self.sections.items() if isinstance(one, str)},
+        }
+
+    def __str__(self) -> str:
+        read = textwrap.wrap(" ".join(self.tokens), 80, initial_indent="  ", subsequent_indent="  ")
+        # A long text is known to whoever gave it.
+        read = read if len(read) <= 6 else [*read[:5], "  ..."]
+        lines = [str(self.model), "", f"Read as {len(self.tokens)} tokens{self._cut()}:", *read]
+        for name, one in self.sections.items():
+            title, told = (
+                (name.capitalize(), f"does not apply: {one}") if isinstance(one, str) else (one.title, one.summary)
+            )
+            lines += ["", title, "-" * len(title), told]
+        return "\n".join(lines)
+
+    def _cut(self) -> str:
+        return f", {self.left_out} more left out" if self.left_out else ""
+
+    def html(self) -> str:
+        """The report: one page that needs no other file and names no outside address."""
+        from heedful.lens.report.page import page
+
+        return page(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the report as a whole or not at all; a file of that name is replaced.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = look(text="Water is wet.").save(Path(folder) / "report.html")
+        >>> saved.name
+        'report.html'
+        """
+        path = check_place(path)
+        content = self.html().encode("utf-8", "xmlcharrefreplace")
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(content)
+            part.replace(path)
+        except OSError as error:
+            raise InvalidArgument(f"cannot write {path}: {error.strerror}; give another file") from error
+        finally:
+            part.unlink(missing_ok=True)
+        return path
+
+
+def check_place(path: str | Path) -> Path:
+    """The path, its links followed, where a file may be written; an error says why not.
+
+    >>> check_place("report.html").name
+    'report.html'
+    """
+    given, path = path, Path(path).expanduser().resolve()
+    if path.is_dir():
+        raise InvalidArgument(f"{given} is a folder; give a file, such as {Path(given) / 'report.html'}")
+    if path.exists() and not path.is_file():
+        raise InvalidArgument(f"{given} is no ordinary file; give another one to write the report to")
+    if not path.parent.is_dir():
+        raise InvalidArgument(f"there is no folder {path.parent} to write {path.name} in; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"cannot write in {path.parent}: permission denied; give another file")
+    return path
+
+
+def look(
+    model: Any = None,
+    text: str | None = None,
+    *,
+    tokenizer: Any = None,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> LookResult:
+    """Runs a model on a text, records what its attention does, and shows that to every lens.
+
+    Args:
+        model: a Hugging Face folder; the demo MiniLM by default. Or a model of transformers, with its tokenizer.
+        text: what the model reads; a sentence of two clauses by default.
+        tokenizer: of a model that is no folder.
+        max_tokens: read no more than the first so many tokens, special ones included, and tell how many were left out. A
+            text longer than the model's own limit is refused without it.
+        progress: called with what is under way, how much of it is done, and how much there is.
+
+    Of a model with an encoder and a decoder, the encoder reads the text. The model is left as it was found.
+
+    >>> result = look(text="She poured water into the cup until it was full.")
+    >>> result.model.name, len(result.tokens), list(result.sections)
+    ('BertModel', 13, ['attention', 'symmetry', 'depth'])
+    """
+    from heedful.lens.sections import Subject, readable, sections
+
+    say = progress or (lambda name, done, total: None)
+    text = SENTENCE if text is None else text
+    _check_text(text, max_tokens)
+    say("loading", 0, 1)
+    loaded, tokenizer, folder, title = _opened(model, tokenizer)
+    inputs, left_out = _read(loaded, tokenizer, text, max_tokens)
+    say("reading", 0, 1)
+    reader = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
+    observation = _observed(reader, inputs, tokenizer)
+    facts = ModelFacts(
+        folder=str(folder or ""),
+        title=title,
+        name=type(loaded).__name__,
+        layers=len(observation),
+        heads=max(record.heads for record in observation),
+        parameters=sum(parameter.numel() for parameter in loaded.parameters()),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        attention=str(loaded.config._attn_implementation),
+    )
+    lens = ""
+
+    def begin(name: str) -> None:
+        nonlocal lens
+        lens = name
+        say(name, 0, 1)
+
+    def advance(done: int, total: int) -> None:
+        say(lens, done, total)
+
+    subject = Subject(reader, tokenizer, folder, text, observation, advance, inputs)
+    found = dict(sections(subject, begin))
+    tokens = tuple(readable(tokenizer, token) for token in observation.tokens[0])
+    return LookResult(facts, text, tokens, tuple(observation.special[0].tolist()), left_out, found)
+
+
+def _check_text(text: str, max_tokens: int | None) -> None:
+    if not text.strip():
+        raise InvalidArgument("the text is empty; give a sentence for the model to read")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument("the text is not valid Unicode; give it in UTF-8") from None
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidArgument(f"max_tokens must be at least 1; got {max_tokens}")
+
+
+def _opened(model: Any, tokenizer: Any) -> tuple[Any, Any, Path | None, str]:
+    """The model, its tokenizer, its folder and what to call it."""
+    from heedful.bridges.local import demo_model_path, load
+
+    if model is None or isinstance(model, str | Path):
+        folder = demo_model_path() if model is None else Path(model)
+        title = "all-MiniLM-L6-v2" if model is None else folder.resolve().name
+        return *load(folder), folder, title
+    if tokenizer is None or not hasattr(model, "main_input_name"):
+        raise InvalidArgument(
+            f"model must be a Hugging Face folder, or a transformers model with tokenizer=...; got {type(model).__name__}"
+        )
+    name = Path(str(getattr(model.config, "_name_or_path", "") or type(model).__name__)).name
+    return model, tokenizer, None, name
+
+
+def _read(model: Any, tokenizer: Any, text: str, max_tokens: int | None) -> tuple[dict[str, Any], int]:
+    """What the model is called with, and how many tokens were left out."""
+    if model.main_input_name != "input_ids":
+        raise Unsupported(f"{type(model).__name__} reads {model.main_input_name}; give a model that reads text")
+    encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
+    count, limit = encoded["input_ids"].shape[1], _limit(model, tokenizer)
+    wanted = count if max_tokens is None else min(count, max_tokens)
+    if wanted > limit:
+        raise InvalidArgument(
+            f"the text has {count} tokens, but the model's limit is {limit}; give a shorter text, or read its beginning "
+            f"with --max-tokens {limit} (max_tokens={limit})"
+        )
+    if wanted < count:
+        options = {"truncation": True, "max_length": wanted, "return_tensors": "pt", "verbose": False}
+        encoded = tokenizer(text, return_special_tokens_mask=True, **options)
+    if encoded.pop("special_tokens_mask")[0].bool().all():
+        why = f"finds no tokens in {text!r:.60}; give other words"
+        if wanted < count:
+            why = f"needs more than max_tokens={max_tokens} for its special tokens alone; allow more"
+        raise InvalidArgument(f"the tokenizer of {type(model).__name__} {why}")
+    return {name: value.to(model.device) for name, value in encoded.items()}, count - wanted
+
+
+def _limit(model: Any, tokenizer: Any) -> int:
+    # A tokenizer without a limit carries a huge number, a config without one -1 or nothing.
+    positions = getattr(model.config, "max_position_embeddings", None) or -1
+    return min(tokenizer.model_max_length, positions) if positions > 0 else tokenizer.model_max_length
+
+
+def _observed(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
+    from heedful.lens.observation import observe
+
+    try:
+        return observe(model, inputs, tokenizer=tokenizer)
+    except HeedfulError:
+        raise
+    # Models fail by every class there is, most often because they want more than a text.
+    except Exception as error:
+        raise Unsupported(f"{type(model).__name__} fails on this text alone: {' '.join(str(error).split())}") from error
+
+
+def short(count: int) -> str:
+    """A large number in words.
+
+    >>> short(22_713_216)
+    '22.7 million'
+    """
+    for size, unit in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)
