@@ -81,4 +81,5 @@ def table(result: dict[str, Any]) -> str:
     if not found.complete:
         lines.append(f"Incomplete: {len(found.cells)} cells of {len(cells())}, or edges left to extend.")
     lines += [f"{result['corpus']['train_tokens']:,} training tokens from (words): {words}."]
+    lines += [f"{result['gpu_seconds']} s of training in all calls together."]
     return "\n".join(lines)
