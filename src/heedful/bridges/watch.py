@@ -196,7 +196,7 @@ def watch(model: nn.Module, tell: Callable[[Watched], None]) -> Iterator[set[str
     >>> with torch.no_grad(), watch(layer, calls.append):
     ...     _ = layer(x, x, x)
     >>> calls[0].query.shape, calls[0].kernel
-    (torch.Size([1, 2, 5, 4]), Softmax(scale=None))
+    (torch.Size([1, 2, 5, 4]), Softmax())
     """
     global _watching
     if isinstance(model, torch._dynamo.OptimizedModule):
