@@ -344,7 +344,9 @@ def _interface(
 ) -> Callable[..., Any]:
     """An attention function of transformers that also tells who watches."""
     if getattr(function, "_heedful_watched", False):
-        return function
+        if eager is None:
+            return function
+        function = function.__wrapped__  # type: ignore[attr-defined]
 
     @wraps(function)
     def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -380,7 +382,8 @@ def _of_interface(
     if bias is not None and causal:
         bias = bias[..., : key.shape[-2]]
     bias = bias if added is None else added if bias is None else bias + added
-    foreign = {name: given[name] for name in FOREIGN if given.get(name) is not None}
+    # SDPA has no place for these; versions of transformers that do not refuse leave them out.
+    foreign = {name: given[name] for name in FOREIGN if given.get(name) is not None and implementation != "sdpa"}
     kernel = kernel_of(module, query.device, scaling) if implementation.startswith("heedful") else Softmax(scaling)
     call = Watched("", query, key, value, output.transpose(1, 2), kernel, seen, bias, causal)
     if not foreign:
