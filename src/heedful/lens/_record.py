@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from heedful._attend import attend
-from heedful._errors import HeedfulError, InvalidArgument, MissingExtra, Unsupported
+from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful.kernels import Kernel
+from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -186,11 +187,7 @@ class LayerRecord:
 
     def plot(self, head: int = 0, *, sequence: int = 0, ax: Axes | None = None) -> Axes:
         """Draws one head's weights, queries down and keys across."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         image = ax.imshow(self.weights_of(head, sequence=sequence).float(), cmap="cividis", aspect="auto")
         ax.set(xlabel="key", ylabel="query", title=f"layer {self.index}, head {head}")
         ax.figure.colorbar(image, ax=ax, label="weight")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
+from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,12 +116,9 @@ class AttentionSummary:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws normalised entropy as a heat map, layers down and heads across."""
-        try:
-            from matplotlib import pyplot
-            from matplotlib.ticker import MaxNLocator
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
+        from matplotlib.ticker import MaxNLocator
+
         width = max(len(heads) for heads in self.layers)
         grid = [
             [head.normalized_entropy for head in heads] + [float("nan")] * (width - len(heads)) for heads in self.layers

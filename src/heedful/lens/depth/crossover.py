@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
+from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,13 +156,11 @@ class Crossover:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws loss against parameters, a line for each depth; open marks have their best rate at the edge."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
+        from matplotlib import colormaps
+
         depths = sorted({cell.layers for cell in self.cells})
-        colours = pyplot.get_cmap("viridis")
+        colours = colormaps["viridis"]
         for at, depth in enumerate(depths):
             line = sorted((c for c in self.cells if c.layers == depth), key=lambda c: c.params)
             colour = colours(at / max(len(depths) - 1, 1) * 0.9)

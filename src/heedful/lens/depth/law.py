@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
+from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,11 +61,7 @@ class Law(ABC):
 
     def plot(self, ax: Axes | None = None, models: Sequence[tuple[str, int, int]] = ()) -> Axes:
         """Draws depth against width with the band of two standard errors; `models` are points (name, layers, width)."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         widths = [math.exp(math.log(128) + step * math.log(16384 / 128) / 100) for step in range(101)]
         widths = [width for width in widths if self.optimal_depth(width) > 0]
         depths = [self.optimal_depth(width) for width in widths]

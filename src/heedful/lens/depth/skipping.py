@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+from heedful._errors import InvalidArgument, Unsupported
+from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,11 +39,7 @@ class Usefulness:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Bars: the loss that each layer saves, or how far the output moves without it."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         heights = [one.change if one.loss_rise is None else one.loss_rise for one in self.layers]
         ax.bar(range(len(heights)), heights)
         label = "relative change of the output" if self.loss is None else "rise of the loss (nats)"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
+from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,11 +86,7 @@ def theorem_bounds(width: int, heads: int, depth: int) -> Bounds:
 
 def plot_sep_curves(widths: Sequence[int] = (2, 4, 8, 16), max_depth: int = 9, ax: Axes | None = None) -> Axes:
     """Draws $\\log_3 S$ against depth for several widths; a dot marks depth $2 \\log_3 d$, where they bend."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise MissingExtra("matplotlib", "plot") from None
-    ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+    ax = axes(ax)
     for width in widths:
         curve = log3_sep_curve(width, max_depth)
         (line,) = ax.plot(range(1, max_depth + 1), curve, label=f"width {width}")

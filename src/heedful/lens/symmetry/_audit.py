@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from heedful._errors import HeedfulError, InvalidArgument, MissingExtra, Unsupported
+from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+from heedful.lens._plot import axes
 from heedful.lens.symmetry._call import Function, Roles
 from heedful.lens.symmetry._moves import GROUPS, Group
 from heedful.lens.symmetry._report import Report, SymmetryBroken
@@ -76,11 +77,7 @@ class Audit:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The largest error of each check on a logarithmic scale."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         shown = {check: r for check, r in reversed(self.reports.items()) if isinstance(r, Report)}
         sizes = [min(max(r.largest, 1e-18), 10.0) for r in shown.values()]
         colors = ["tab:blue" if r.passed else "tab:orange" for r in shown.values()]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from heedful._errors import HeedfulError, MissingExtra
+from heedful._errors import HeedfulError
+from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,11 +154,7 @@ class Report:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The errors of all trials in ascending order, with the noise and the tolerance."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         finite = sorted(max(error, 1e-18) for error in self.errors if math.isfinite(error))
         ax.semilogy(range(1, len(finite) + 1), finite, "o", markersize=3, label="relative error")
         ax.axhline(max(self.noise, 1e-18), linestyle=":", color="gray", label="rounding alone")

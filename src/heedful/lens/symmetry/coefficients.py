@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
+from heedful.lens._plot import axes
 from heedful.lens.symmetry._call import Callee, Function, undisturbed
 from heedful.lens.symmetry._moves import Group, check_group, draw, reflection
 from heedful.lens.symmetry._report import Counterexample, SymmetryBroken, number
@@ -74,11 +75,7 @@ class Coefficients:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """A, and B beside it, as a heat map."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         whole = self.A if self.B is None else torch.cat((self.A, self.B), -1)
         most = float(whole.abs().max())
         image = ax.imshow(whole.numpy(), vmin=-most, vmax=most, cmap="RdBu")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
+from heedful.lens._plot import axes
 from heedful.lens.symmetry._call import Callee, Function, undisturbed
 from heedful.lens.symmetry.coefficients import recover
 
@@ -70,11 +71,7 @@ class Formula:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """How much each form explains."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         shown = self.candidates[:8][::-1]
         ax.barh([f"{one.form}, {one.coordinates}" for one in shown], [max(one.score, 0.0) for one in shown])
         ax.set(xlabel="R2 of the coefficients on fresh inputs", title=self.name, xlim=(0, 1))

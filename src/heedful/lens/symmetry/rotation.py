@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges.rotation import RotationPlan
+from heedful.lens._plot import axes
 from heedful.lens.symmetry._call import Callee, Roles, undisturbed
 from heedful.lens.symmetry._moves import haar
 from heedful.lens.symmetry._roles import rotation_plan
@@ -53,13 +54,9 @@ class Rotation:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Outliers before each layer, before and after the rotation."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
         if not self.outliers:
             raise InvalidArgument("there is nothing to draw: rotate_(..., probe=inputs) measures activations")
-        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        ax = axes(ax)
         for name in ("before", "after"):
             ax.plot([getattr(one, name) for one in self.outliers], "o-", label=name)
         ax.set(xlabel="layer", ylabel="max / rms of a token", title=f"Outliers before and after a {self.kind} rotation")
