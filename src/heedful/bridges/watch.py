@@ -13,20 +13,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import cache, wraps
+from dataclasses import dataclass, field, replace
+from functools import cache, partial, wraps
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heedful import _attend, masks
+from heedful import _attend
 from heedful._errors import Unsupported
-from heedful.kernels import Kernel, Softmax
+from heedful.bridges._calls import CLOSE, Memory, Watched, of_interface, of_request, of_sdpa
 from heedful.nn import Attention, PairAttention
 from heedful.ops import Request
 
-__all__ = ["Watched", "watch"]
+__all__ = ["Run", "Watched", "watch"]
 
 # Arguments that say where keys and values come from when it is not the queries' own sequence.
 ELSEWHERE = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
@@ -35,33 +36,20 @@ ELSEWHERE = ("key_value_states", "encoder_hidden_states", "cross_attention_state
 KNOWN_CALLERS = ("heedful.", "torch.nn.", "transformers.integrations.")
 
 
-@dataclass(frozen=True)
-class Watched:
-    """One call of attention: what it combined, by which kernel and mask, and what came out.
-
-    `weights` is there where they cannot be had from queries and keys; `inputs` is what the module read.
-    """
-
-    name: str
-    query: Tensor | None  # [B, H, Q, D]
-    key: Tensor | None  # [B, G, K, D]
-    value: Tensor | None  # [B, G, K, E]
-    output: Tensor  # [B, H, Q, E]
-    kernel: Kernel | None = None
-    mask: Tensor | None = None  # True = may attend; broadcasts to [B, H, Q, K]
-    bias: Tensor | None = None  # added to the score
-    causal: bool = False
-    weights: Tensor | None = None  # [B, H, Q, K]
-    inputs: Tensor | None = None  # [B, n, d]
-    cross: bool = False
-
-
 @dataclass
 class _Frame:
     """A module at work, and the calls it has made so far."""
 
     module: nn.Module
     calls: list[Watched]
+
+
+@dataclass
+class Run:
+    """The modules that ran, and those whose attention was seen but cannot be told, by name."""
+
+    executed: set[str] = field(default_factory=set)
+    missed: set[str] = field(default_factory=set)
 
 
 class _Watch:
@@ -73,9 +61,8 @@ class _Watch:
         self.frames: list[_Frame] = []
         self.silent = 0
         self.called: set[nn.Module] = set()
-        self.executed: set[str] = set()
-        # By identity; the mask itself is held so that its place is not given to another.
-        self.masks: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}
+        self.run = Run()
+        self.memory = Memory()
 
     @contextmanager
     def silence(self) -> Iterator[None]:
@@ -98,7 +85,7 @@ class _Watch:
             pass
         given = _arguments(module, args, kwargs)
         if isinstance(module, nn.MultiheadAttention):
-            self._multihead(frame, module, given)
+            self._multihead(frame, module, given, output)
         elif isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self.called:
             self._encoder_layer(frame, module, given)
         elif isinstance(module, PairAttention):
@@ -106,7 +93,7 @@ class _Watch:
         self.called.discard(getattr(module, "self_attn", module))
         if frame.calls:
             self.called.add(module)
-        self.executed.add(self.names[module])
+        self.run.executed.add(self.names[module])
         inputs, cross = _inputs(given)
         for call in frame.calls:
             # Fused layers know their inputs better than their arguments tell.
@@ -120,16 +107,23 @@ class _Watch:
                 frame.calls.append(replace(call, name=call.name or self.names[frame.module]))
                 return
 
-    def _multihead(self, frame: _Frame, module: nn.MultiheadAttention, given: dict[str, Any]) -> None:
-        """Our layer on torch's parameters: the same projections, masks and extra keys."""
+    def _multihead(self, frame: _Frame, module: nn.MultiheadAttention, given: dict[str, Any], output: Any) -> None:
+        """Our layer on torch's weights: the same projections, masks and extra keys."""
         query, key = given["query"], given["key"]
-        batched, first = query.dim() == 3, module.batch_first
-        inputs = query if first or not batched else query.transpose(0, 1)
+        batched = query.dim() == 3
+        inputs = query if batched else query[None]
+        inputs = inputs if module.batch_first or not batched else inputs.transpose(0, 1)
         wanted = ("query", "key", "value", "key_padding_mask", "attn_mask", "is_causal")
         arguments = {name: given[name] for name in wanted if name in given}
-        frame.calls += self._through_ours(
-            frame, module, arguments, inputs if batched else query[None], query is not key
-        )
+        cross = query is not key and (query.shape != key.shape or not torch.equal(query, key))
+        calls, ours = self._through_ours(module, arguments, inputs, cross)
+        # A subclass may do something else with its arguments; rows without a key are NaN in torch and zero here.
+        theirs = output[0].nan_to_num()
+        off = torch.where(output[0].isfinite(), ours - theirs, 0.0).norm()
+        if (module.training and module.dropout) or off <= CLOSE[theirs.dtype] * theirs.norm() + 1e-6:
+            frame.calls += calls
+        else:
+            self.run.missed.add(self.names[module])
 
     def _encoder_layer(self, frame: _Frame, layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> None:
         """torch's fused layer, which never calls its own attention module."""
@@ -142,13 +136,14 @@ class _Watch:
             x = layer.norm1(x) if layer.norm_first else x
         masked = {"key_padding_mask": padding, "attn_mask": given.get("src_mask"), "is_causal": given["is_causal"]}
         inputs = x if layer.self_attn.batch_first else x.transpose(0, 1)
-        frame.calls += self._through_ours(
-            frame, layer.self_attn, {"query": x, "key": x, "value": x, **masked}, inputs, False
-        )
+        frame.calls += self._through_ours(layer.self_attn, {"query": x, "key": x, "value": x, **masked}, inputs, False)[
+            0
+        ]
 
     def _through_ours(
-        self, frame: _Frame, module: nn.MultiheadAttention, given: dict[str, Any], inputs: Tensor, cross: bool
-    ) -> list[Watched]:
+        self, module: nn.MultiheadAttention, given: dict[str, Any], inputs: Tensor, cross: bool
+    ) -> tuple[list[Watched], Tensor]:
+        """The calls, and what our layer gave."""
         ours = Attention(
             module.embed_dim,
             module.num_heads,
@@ -164,13 +159,15 @@ class _Watch:
         name = self.names[module]
 
         def keep(request: Request, output: Tensor) -> None:
-            made.append(replace(_of_request(request, output), name=name, inputs=inputs, cross=cross))
+            if _current.get() is self:
+                made.append(replace(of_request(request, output), name=name, inputs=inputs, cross=cross))
 
         with self.silence(), _tapped(keep):
-            parameters = {name: value.detach() for name, value in module.named_parameters()}
-            torch.func.functional_call(ours.eval(), parameters, (), {**given, "need_weights": False})
+            # By attribute: a weight that is pruned or parametrised is no parameter of its module.
+            weights = {name: attrgetter(name)(module).detach() for name, _ in ours.named_parameters()}
+            output, _ = torch.func.functional_call(ours.eval(), weights, (), {**given, "need_weights": False})
         self.called.add(module)
-        return made
+        return made, output
 
     def _pair(self, module: PairAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Watched:
         with self.silence():
@@ -185,10 +182,10 @@ _watching = 0
 
 
 @contextmanager
-def watch(model: nn.Module, tell: Callable[[Watched], None]) -> Iterator[set[str]]:
+def watch(model: nn.Module, tell: Callable[[Watched], None]) -> Iterator[Run]:
     """While it lasts, `tell` receives every call of attention that the model makes in this thread.
 
-    Gives the names of the modules that have run, filled as they finish.
+    Gives the names of the modules that have run, and of those whose attention cannot be told, filled as they finish.
 
     >>> import torch
     >>> layer, calls = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), []
@@ -199,8 +196,10 @@ def watch(model: nn.Module, tell: Callable[[Watched], None]) -> Iterator[set[str
     (torch.Size([1, 2, 5, 4]), Softmax())
     """
     global _watching
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if any(isinstance(module, torch._dynamo.OptimizedModule) for module in model.modules()):
         raise Unsupported("a compiled model runs code that cannot be watched; give the model itself, model._orig_mod")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise Unsupported("the model lies on the meta device and has no numbers; load it first")
     watching = _Watch(model, tell)
     with _lock:
         if not _watching:
@@ -208,7 +207,7 @@ def watch(model: nn.Module, tell: Callable[[Watched], None]) -> Iterator[set[str
         _watching += 1
     token = _current.set(watching)
     try:
-        yield watching.executed
+        yield watching.run
     finally:
         _current.reset(token)
         with _lock:
@@ -225,12 +224,22 @@ def _install() -> None:
     _installed.extend((enter.remove, leave.remove))
     _attend.WATCHERS.append(_attended)
     _installed.append(lambda: _attend.WATCHERS.remove(_attended))
-    functional = nn.functional
-    plain = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = _scaled_dot_product(plain)
-    _installed.append(lambda: setattr(functional, "scaled_dot_product_attention", plain))
+    plain, whole = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
+    _swap(plain, _scaled_dot_product(plain))
+    _swap(whole, _multi_head(whole))
     if "transformers" in sys.modules:
         _install_transformers()
+
+
+def _swap(function: Callable[..., Any], watched: Callable[..., Any]) -> None:
+    """Puts a watched function in the place of another, under every name that modules outside of torch gave it."""
+    for place, module in list(sys.modules.items()):
+        if place != "torch.nn.functional" and place.startswith(("torch.", *KNOWN_CALLERS)):
+            continue
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is function:
+                setattr(module, name, watched)
+                _installed.append(partial(setattr, module, name, function))
 
 
 def _install_transformers() -> None:
@@ -267,7 +276,7 @@ def _leaving(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
 def _attended(request: Request, output: Tensor) -> None:
     watching = _current.get()
     if watching is not None and not watching.silent:
-        watching.add(_of_request(request, output))
+        watching.add(of_request(request, output))
 
 
 @contextmanager
@@ -286,57 +295,26 @@ def _scaled_dot_product(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         watching = _current.get()
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if watching is not None and not watching.silent and not caller.startswith(KNOWN_CALLERS):
-            watching.add(_of_sdpa(output, *args, **kwargs))
+            with watching.silence():
+                call = of_sdpa(watching.memory, output, *args, **kwargs)
+            watching.add(call)
         return output
 
     return watched
 
 
-def _of_sdpa(
-    output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Watched:
-    seen, bias = _split(attn_mask)
-    return _made(query, key, value, output, Softmax(scale), seen, bias, is_causal)
+def _multi_head(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's functional form, called by a model's own code: its weights are spread over arguments, so it is only named."""
 
+    @wraps(whole)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        watching = _current.get()
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if watching is not None and not watching.silent and watching.frames and not caller.startswith("torch.nn."):
+            watching.run.missed.add(watching.names[watching.frames[-1].module])
+        return whole(*args, **kwargs)
 
-def _of_request(request: Request, output: Tensor) -> Watched:
-    # Plain causality costs no memory; any other mask is written out.
-    causal = request.mask is masks.causal
-    seen = bias = None
-    if request.mask is not None and not causal:
-        seen, bias = request.visible()
-    return _made(request.query, request.key, request.value, output, request.kernel, seen, bias, causal)
-
-
-def _made(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    kernel: Kernel,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-) -> Watched:
-    """A call with every tensor `[B, H, n, D]`, whatever axes were left out or stand in front."""
-
-    def four(x: Tensor) -> Tensor:
-        return x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.expand(*output.shape[:-3], *x.shape[-3:]).flatten(0, -4)
-
-    def grid(x: Tensor | None) -> Tensor | None:
-        if x is None or x.dim() <= 4:
-            return x
-        return x.expand(*output.shape[:-3], *x.shape[-3:]).flatten(0, -4)
-
-    return Watched("", four(query), four(key), four(value), four(output), kernel, grid(mask), grid(bias), causal)
+    return watched
 
 
 def _interface(
@@ -356,83 +334,12 @@ def _interface(
         with watching.silence():
             result = function(module, *args, **kwargs)
             given = dict(zip(("query", "key", "value", "attention_mask"), args, strict=False)) | kwargs
-            call = _of_interface(module, given, result[0], implementation or "eager", eager)
+            call = of_interface(watching.memory, module, given, result, implementation or "eager", eager)
         watching.add(call, module)
         return result
 
     watched._heedful_watched = True  # type: ignore[attr-defined]
     return watched
-
-
-def _of_interface(
-    module: nn.Module, given: dict[str, Any], output: Tensor, implementation: str, eager: Callable[..., Any] | None
-) -> Watched:
-    """A call through the attention interface; `output` is `[B, Q, H, E]`."""
-    from heedful.bridges.transformers import FOREIGN, kernel_of
-
-    query, key, value = (given.pop(name) for name in ("query", "key", "value"))
-    mask, bias, scaling = (given.pop(name, None) for name in ("attention_mask", "position_bias", "scaling"))
-    asked = given.pop("is_causal", None)
-    causal = bool(getattr(module, "is_causal", True) if asked is None else asked)
-    # Only these read is_causal, and only where no mask is given; the others are always told by a mask.
-    causal = causal and mask is None and query.shape[-2] > 1 and implementation in ("sdpa", "heedful")
-    if causal and implementation == "sdpa" and key.shape[-2] > query.shape[-2]:
-        key, value = (x[..., : query.shape[-2], :] for x in (key, value))
-    seen, added = _split(_grid(mask, query, key, implementation, module))
-    if bias is not None and causal:
-        bias = bias[..., : key.shape[-2]]
-    bias = bias if added is None else added if bias is None else bias + added
-    # SDPA has no place for these; versions of transformers that do not refuse leave them out.
-    foreign = {name: given[name] for name in FOREIGN if given.get(name) is not None and implementation != "sdpa"}
-    kernel = kernel_of(module, query.device, scaling) if implementation.startswith("heedful") else Softmax(scaling)
-    call = Watched("", query, key, value, output.transpose(1, 2), kernel, seen, bias, causal)
-    if not foreign:
-        return call
-    if eager is None:
-        raise Unsupported(f"{type(module).__name__} passes {', '.join(foreign)} to attention that cannot be watched")
-    lowest = torch.finfo(query.dtype).min
-    if causal:
-        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()[None, None]
-    shown = None if seen is None else torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, lowest)
-    shown = bias if shown is None else shown if bias is None else shown + bias
-    rest = {name: value for name, value in given.items() if name != "dropout"}
-    _, weights = eager(module, query, key, value, shown, scaling=scaling, dropout=0.0, **rest)
-    return replace(call, weights=weights, kernel=None)
-
-
-def _grid(mask: Any, query: Tensor, key: Tensor, implementation: str, module: nn.Module) -> Tensor | None:
-    """The mask of an attention function as one tensor that broadcasts to `[B, H, Q, K]`."""
-    if mask is None or (isinstance(mask, Tensor) and mask.dim() == 4):
-        if mask is None and "flash" in implementation and getattr(module, "is_causal", True):
-            return _lower_right(query, key)
-        return mask if mask is None or mask.shape[-1] == key.shape[-2] else mask[..., : key.shape[-2]]
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        seen = mask[:, None, None, :].bool()
-        return seen & _lower_right(query, key) if getattr(module, "is_causal", True) else seen
-    if hasattr(mask, "mask_mod"):
-        from torch.nn.attention.flex_attention import create_mask
-
-        sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        return create_mask(mask.mask_mod, *sizes, device=str(query.device))
-    raise Unsupported(f"{type(module).__name__} masks its attention by a {type(mask).__name__}, which cannot be read")
-
-
-def _lower_right(query: Tensor, key: Tensor) -> Tensor:
-    rows, columns = query.shape[-2], key.shape[-2]
-    return torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)[None, None]
-
-
-def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Who may attend to whom, and what is added to the score; once for a mask that all layers share."""
-    if mask is None or mask.dtype == torch.bool:
-        return mask, None
-    watching = _current.get()
-    known = {} if watching is None else watching.masks
-    if id(mask) not in known:
-        hidden = mask <= torch.finfo(mask.dtype).min / 2
-        bias = mask.masked_fill(hidden, 0.0)
-        known[id(mask)] = (mask, ~hidden if hidden.any() else None, bias if bias.any() else None)
-    return known[id(mask)][1:]
 
 
 @cache

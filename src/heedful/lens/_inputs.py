@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -11,8 +13,11 @@ from torch import Tensor, nn
 from heedful._errors import InvalidArgument
 from heedful.lens._record import Tokens
 
-# Arguments that say which tokens are padding; True where a token counts.
-PADDING = {"attention_mask": True, "src_key_padding_mask": False, "key_padding_mask": False}
+# Arguments that say which tokens are padding, by side; True where what they mark counts.
+PADDING = {
+    "": {"attention_mask": True, "src_key_padding_mask": False, "key_padding_mask": False},
+    "decoder_": {"decoder_attention_mask": True, "tgt_key_padding_mask": False},
+}
 
 
 def read_inputs(
@@ -33,18 +38,49 @@ def read_inputs(
         raise InvalidArgument(
             f"inputs must be a text, a list of texts, a mapping, a tuple or a tensor; got {type(inputs).__name__}"
         )
-    first = args[0] if args else named.get("input_ids", named.get("src"))
-    valid, sides = _valid(named), {}
-    if isinstance(first, Tensor) and not first.is_floating_point() and first.dim() == 2:
-        sides["input"] = _tokens(model, first, tokenizer, valid)
-    elif valid is not None:
-        places = Tokens.unnamed(*valid.shape)
-        sides["input"] = Tokens(places.strings, places.special, valid)
-    written = named.get("decoder_input_ids")
-    if isinstance(written, Tensor) and written.dim() == 2:
-        shown = named.get("decoder_attention_mask")
-        sides["decoder"] = _tokens(model, written, tokenizer, None if shown is None else shown.bool())
-    return args, named, sides
+    return args, named, _sides(model, _by_name(model, args, named), tokenizer)
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by the names that the model gives them; those without a name by their place."""
+    try:
+        bound = signature(model.forward).bind_partial(*args, **named)
+    except (TypeError, ValueError):
+        return named
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is Parameter.VAR_KEYWORD:
+            found |= value
+        elif kind is Parameter.VAR_POSITIONAL:
+            found |= {f"{name}{at}": one for at, one in enumerate(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def _sides(model: nn.Module, given: dict[str, Any], tokenizer: Any) -> dict[str, Tokens]:
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    sides: dict[str, Tokens] = {}
+    first = tensors.get("input_ids", next(iter(tensors.values()), None))
+    for side, prefix, read in (("input", "", first), ("decoder", "decoder_", tensors.get("decoder_input_ids"))):
+        valid = _valid(tensors, prefix)
+        if read is not None and not read.is_floating_point() and read.dim() == 2:
+            tokens = _tokens(model, read.cpu(), tokenizer)
+            if valid is not None and valid.shape[1] > read.shape[1] and side == "input":
+                sides["cache"] = _with_past(tokens, valid)
+            fits = valid is not None and valid.shape[1] >= read.shape[1]
+            sides[side] = replace(tokens, valid=valid[:, -read.shape[1] :]) if valid is not None and fits else tokens
+        elif valid is not None:
+            sides[side] = replace(Tokens.unnamed(*valid.shape), valid=valid)
+    return sides
+
+
+def _with_past(tokens: Tokens, valid: Tensor) -> Tokens:
+    """Tokens after those that a cache holds, which are known by their place alone."""
+    past = valid.shape[1] - tokens.valid.shape[1]
+    strings = tuple((*map(str, range(past)), *row) for row in tokens.strings)
+    return Tokens(strings, torch.nn.functional.pad(tokens.special, (past, 0)), valid)
 
 
 def _tokenized(model: nn.Module, texts: list[str], tokenizer: Any) -> dict[str, Any]:
@@ -56,24 +92,29 @@ def _tokenized(model: nn.Module, texts: list[str], tokenizer: Any) -> dict[str, 
         raise InvalidArgument(f"the tokenizer cannot read these texts: {' '.join(str(error).split())}") from error
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
     named = {name: value.to(device) for name, value in encoded.items()}
-    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and start is not None:
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
         # A decoder must read something; its start says least.
+        marks = (getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "pad"))
+        start = next((mark for mark in marks if mark is not None), None)
+        if start is None:
+            raise InvalidArgument(
+                "the config names no token to start the decoder with; give decoder_input_ids yourself"
+            )
         named["decoder_input_ids"] = torch.full((len(texts), 1), start, device=device)
     return named
 
 
-def _valid(named: dict[str, Any]) -> Tensor | None:
-    for name, counts in PADDING.items():
-        mask = named.get(name)
-        if isinstance(mask, Tensor) and mask.dim() == 2 and not (mask.is_floating_point() and not counts):
+def _valid(tensors: dict[str, Tensor], prefix: str) -> Tensor | None:
+    for name, counts in PADDING[prefix].items():
+        mask = tensors.get(name)
+        if mask is not None and mask.dim() == 2 and (counts or not mask.is_floating_point()):
             return (mask.bool() if counts else ~mask.bool()).cpu()
     return None
 
 
-def _tokens(model: nn.Module, ids: Tensor, tokenizer: Any, valid: Tensor | None) -> Tokens:
-    ids = ids.cpu()
-    valid = torch.ones_like(ids, dtype=torch.bool) if valid is None or valid.shape != ids.shape else valid.cpu()
+def _tokens(model: nn.Module, ids: Tensor, tokenizer: Any) -> Tokens:
+    valid = torch.ones_like(ids, dtype=torch.bool)
     if tokenizer is not None:
         strings = tuple(tuple(tokenizer.convert_ids_to_tokens(row)) for row in ids.tolist())
         # An unknown word is a word all the same.

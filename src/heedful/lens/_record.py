@@ -62,6 +62,8 @@ class LayerRecord:
     upper_left: bool
     kernel: Kernel | None
     _keep: tuple[str, ...]
+    # Numbers of the masks that it may share with other layers.
+    _shared: Mapping[str, int]
     _tensors: Mapping[str, Tensor]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
+from heedful.bridges._calls import Memory
 from heedful.bridges.watch import Watched
 from heedful.lens._record import LayerRecord
-from heedful.lens._shelf import SHARED, Shelf
+from heedful.lens._shelf import SHARED, Files, Place, Shelf
 
 
 class Recorder:
@@ -28,22 +28,20 @@ class Recorder:
         memory: int,
         disk: str | Path | None,
     ) -> None:
-        self._layers, self._keep, self._memory, self._disk = layers, keep, memory, disk
+        self._layers, self._keep, self._left, self._disk = layers, keep, memory, disk
         # What the last layers are is known only at the end.
         self._from_end = max((-at for at in layers or () if at < 0), default=0)
-        self._two_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self._two_sided = _has_two_sides(model)
         self._records: dict[int, LayerRecord] = {}
-        self._shared: dict[int, tuple[Tensor, Tensor]] = {}
-        self._count = self._bytes = 0
+        self._shared = Memory()
+        self._masks = self._count = 0
         self.callers: set[str] = set()
-        self.room: Any = None
         self._closing = ExitStack()
+        self._shelf: Shelf | None = None
 
     def __enter__(self) -> Recorder:
         if self._disk is not None:
-            self._shelf: Shelf | None = self._closing.enter_context(Shelf.writing(self._disk))
-        else:
-            self._shelf = None
+            self._shelf = self._closing.enter_context(Shelf.writing(self._disk))
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
@@ -53,30 +51,34 @@ class Recorder:
     def shelf(self) -> Shelf:
         """Where records go that are not held in memory."""
         if self._shelf is None:
-            self.room = tempfile.TemporaryDirectory(prefix="heedful-")
-            self._shelf = Shelf(Path(self.room.name))
+            self._shelf = Shelf.temporary()
         return self._shelf
 
     def add(self, call: Watched) -> None:
+        """Records a call, if it may be among those asked for."""
         index, self._count = self._count, self._count + 1
         self.callers.add(call.name)
         if self._layers is None or index in self._layers or self._from_end:
             record = self._record(index, call)
-            size = sum(x.nbytes for name, x in record._tensors.items() if name not in SHARED)
-            if self._disk is not None or self._bytes + size > self._memory:
-                record = self.shelf.put(record)
-            else:
-                self._bytes += size
-            self._records[index] = record
+            own = {name: x for name, x in record._tensors.items() if name not in SHARED}
+            self._records[index] = record if self._fits(*own.values()) else self.shelf.put(record)
         if self._layers is not None:
             self._drop(index - self._from_end)
+
+    def _fits(self, *tensors: Tensor) -> bool:
+        """Whether these may stay in memory, which they then take."""
+        size = sum(x.nbytes for x in tensors)
+        if self._disk is not None or size > self._left:
+            return False
+        self._left -= size
+        return True
 
     def _drop(self, index: int) -> None:
         """Forgets a layer that has turned out not to be among the last."""
         if index in self._records and index not in (self._layers or ()):
             record = self._records.pop(index)
             if isinstance(record._tensors, dict):
-                self._bytes -= sum(x.nbytes for name, x in record._tensors.items() if name not in SHARED)
+                self._left += sum(x.nbytes for name, x in record._tensors.items() if name not in SHARED)
             else:
                 self.shelf.remove(index)
 
@@ -104,7 +106,12 @@ class Recorder:
             "weights": call.weights if weights else None,
         }
         tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in found.items() if x is not None}
-        tensors |= {name: self._once(x) for name, x in (("mask", call.mask), ("bias", call.bias)) if x is not None}
+        shared = {
+            name: self._shared.get(x, self._share)
+            for name, x in (("mask", call.mask), ("bias", call.bias))
+            if x is not None
+        }
+        places = {name: place for name, (_, place) in shared.items()}
         batch, heads, queries = call.output.shape[:3]
         if call.key is not None:
             key_heads, keys = call.key.shape[1:3]
@@ -114,32 +121,47 @@ class Recorder:
             index=index,
             name=call.name,
             kind="cross" if call.cross else "self",
-            side="decoder" if self._two_sided and "decoder" in call.name.split(".") else "input",
+            side=self._side(call.name),
             batch=batch,
             heads=heads,
             key_heads=key_heads,
             queries_len=queries,
             keys_len=keys,
-            causal=call.causal or _hides_the_future(tensors.get("mask"), queries, keys),
+            causal=call.causal or _hides_the_future(call.mask, queries, keys),
             upper_left=call.causal,
             kernel=None
             if call.kernel is None
             else call.kernel.with_tensors({name: x.detach().cpu() for name, x in call.kernel.tensors().items()}),
             _keep=self._keep,
-            _tensors=tensors,
+            _shared={name: number for name, (number, _) in shared.items()},
+            _tensors=tensors | places
+            if all(isinstance(x, Tensor) for x in places.values())
+            else Files(tensors | places),
         )
 
-    def _once(self, mask: Tensor) -> Tensor:
-        """One copy of what all layers share, its repeated axes at length one."""
-        if id(mask) not in self._shared:
-            small = mask.detach()
-            for axis, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
-                small = small.narrow(axis, 0, 1) if step == 0 and size > 1 else small
-            self._shared[id(mask)] = (mask, small.to("cpu", copy=True).contiguous())
-        return self._shared[id(mask)][1]
+    def _side(self, name: str) -> str:
+        parts = name.lower().split(".")
+        if any(word in part for part in parts for word in ("vision", "visual", "image", "pixel")):
+            return "image"
+        return "decoder" if self._two_sided and any("decoder" in part for part in parts) else "input"
+
+    def _share(self, mask: Tensor) -> tuple[int, Tensor | Place]:
+        """One copy of what layers share, its repeated axes at length one, with a number; in memory or on the shelf."""
+        small, number = mask.detach(), self._masks
+        for axis, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+            small = small.narrow(axis, 0, 1) if step == 0 and size > 1 else small
+        small = small.to("cpu", copy=True).contiguous()
+        self._masks += 1
+        return number, small if self._fits(small) else self.shelf.share(number, small)
+
+
+def _has_two_sides(model: nn.Module) -> bool:
+    """Whether a model reads one sequence and writes another."""
+    told = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return bool(told) or any(isinstance(module, nn.Transformer) for module in model.modules())
 
 
 def _hides_the_future(mask: Tensor | None, queries: int, keys: int) -> bool:
     if mask is None or queries != keys or queries == 1 or mask.shape[-2] != queries:
         return False
-    return not bool((mask & ~torch.ones(queries, keys, dtype=torch.bool).tril()).any())
+    return not bool((mask & ~torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()).any())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, InvalidArgument, Unsupported
 from heedful._pretrained import located
-from heedful.bridges.watch import watch
+from heedful.bridges.watch import Run, watch
 from heedful.kernels import Kernel
 from heedful.lens._inputs import read_inputs
 from heedful.lens._record import LayerRecord, Tokens
@@ -42,12 +43,9 @@ class Observation(Sequence[LayerRecord]):
         keep: tuple[str, ...],
         output: Any = None,
         unseen: Sequence[str] = (),
-        holding: Any = None,
     ) -> None:
         self._records, self._sides = tuple(records), dict(sides)
         self.model, self.keep, self.output, self.unseen = model, keep, output, tuple(unseen)
-        # A temporary folder that lives as long as what was read from it.
-        self._holding = holding
 
     @overload
     def __getitem__(self, index: int) -> LayerRecord: ...
@@ -83,9 +81,11 @@ class Observation(Sequence[LayerRecord]):
         return self._labels("input" if record.kind == "cross" else record.side, record.batch, record.keys_len)
 
     def _labels(self, side: str, batch: int, length: int) -> Tokens:
-        tokens = self._sides.get(side)
-        fits = tokens is not None and tokens.valid.shape == (batch, length)
-        return tokens if tokens is not None and fits else Tokens.unnamed(batch, length)
+        # Keys may reach back to what a cache holds from before.
+        for tokens in (self._sides.get(side), self._sides.get("cache") if side == "input" else None):
+            if tokens is not None and tokens.valid.shape == (batch, length):
+                return tokens
+        return Tokens.unnamed(batch, length)
 
     def to_dict(self) -> dict[str, Any]:
         """Names, sizes and tokens, without the tensors; JSON types alone."""
@@ -111,13 +111,13 @@ class Observation(Sequence[LayerRecord]):
         with Shelf.writing(folder) as shelf:
             for record in self:
                 shelf.put(record)
-            shelf.close(self.to_dict())
+            shelf.close(self.to_dict(), list(self))
         return located(folder)
 
     @staticmethod
     def from_disk(folder: str | Path) -> Observation:
         """Opens a folder that `to_disk` or `observe(..., disk=folder)` wrote; tensors are read when asked for."""
-        told, stored = opened(located(folder))
+        told, shared, stored = opened(located(folder))
         try:
             keep = tuple(told["keep"])
             sides = {
@@ -130,9 +130,10 @@ class Observation(Sequence[LayerRecord]):
                 LayerRecord(
                     **{**layer, "kernel": layer["kernel"] and Kernel.from_dict(layer["kernel"])},
                     _keep=keep,
+                    _shared=masks,
                     _tensors=tensors,
                 )
-                for layer, tensors in zip(told["layers"], stored, strict=True)
+                for layer, masks, tensors in zip(told["layers"], shared, stored, strict=True)
             ]
             return Observation(records, sides, model=told["model"], keep=keep, unseen=told["unseen"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -184,45 +185,60 @@ def observe(
         raise InvalidArgument(f"keep must name some of {', '.join(KEEP)}; got {keep!r}")
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"observe: model must be a torch.nn.Module; got {type(model).__name__}")
-    if layers is not None and (
-        isinstance(layers, int | str) or not layers or not all(isinstance(i, int) for i in layers)
-    ):
-        raise InvalidArgument(f"layers must be integers, one or more; got {layers!r}")
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
+        raise InvalidArgument(f"memory must be a number of bytes, 0 or more; got {memory!r}")
+    layers = None if layers is None else _numbers(layers)
     args, named, sides = read_inputs(model, inputs, tokenizer)
     with Recorder(model, layers, keep, memory, disk) as recorder:
-        with torch.no_grad(), watch(model, recorder.add) as executed:
+        with torch.no_grad(), watch(model, recorder.add) as run:
             output = model(*args, **named)
         records = recorder.finish()
+        unseen = _unseen(model, run, recorder.callers)
         if not records:
+            which = f" (it ran {', '.join(unseen[:3])})" if unseen else ""
             raise Unsupported(
-                f"{type(model).__name__} made no call of attention that can be seen; give a model that attends through "
-                "transformers' attention interface, torch.nn, scaled_dot_product_attention or heedful"
+                f"{type(model).__name__} made no call of attention that can be seen{which}; give a model that attends "
+                "through transformers' attention interface, torch.nn, scaled_dot_product_attention or heedful. "
+                "Some Hugging Face models do so with attn_implementation='sdpa' alone"
             )
-        for side in {record.side for record in records}:
-            first = next(record for record in records if record.side == side)
-            sides.setdefault(side, Tokens.unnamed(first.batch, first.queries_len))
-        sides.setdefault("input", Tokens.unnamed(records[0].batch, records[0].keys_len))
-        unseen = _unseen(model, executed, recorder.callers)
-        made = Observation(
-            records, sides, model=type(model).__name__, keep=keep, output=output, unseen=unseen, holding=recorder.room
-        )
+        sides = _all_sides(records) | sides
+        made = Observation(records, sides, model=type(model).__name__, keep=keep, output=output, unseen=unseen)
         if disk is None:
             return made
-        recorder.shelf.close(made.to_dict())
+        recorder.shelf.close(made.to_dict(), records)
     reopened = Observation.from_disk(disk)
     reopened.output = output
     return reopened
 
 
-def _unseen(model: nn.Module, executed: set[str], callers: set[str]) -> list[str]:
-    """Modules called attention that ran, and neither attended in sight nor hold one that did."""
+def _numbers(layers: Any) -> list[int]:
+    try:
+        found = [index(at) for at in layers]
+    except TypeError:
+        found = []
+    if not found:
+        raise InvalidArgument(f"layers must be integers, one or more; got {layers!r}")
+    return found
+
+
+def _all_sides(records: Sequence[LayerRecord]) -> dict[str, Tokens]:
+    """Places, for every side of the model; what an encoder read shows in cross-attention too."""
+    lengths = {record.side: (record.batch, record.queries_len) for record in reversed(records)}
+    crossing = next((record for record in records if record.kind == "cross"), records[0])
+    lengths.setdefault("input", (crossing.batch, crossing.keys_len))
+    return {side: Tokens.unnamed(*sizes) for side, sizes in lengths.items()}
+
+
+def _unseen(model: nn.Module, run: Run, callers: set[str]) -> list[str]:
+    """Modules whose attention could not be told, and those called attention that neither attended nor hold one that did."""
     seen = [
         name
         for name, module in model.named_modules()
-        if name in executed
+        if name in run.executed
         and "Attention" in type(module).__name__
         and not any(
             caller == name or caller.startswith(f"{name}.") or name.startswith(f"{caller}.") for caller in callers
         )
     ]
-    return [name for name in seen if not any(other.startswith(f"{name}.") for other in seen)]
+    inner = [name for name in seen if not any(other.startswith(f"{name}.") for other in seen)]
+    return sorted({*inner, *run.missed})

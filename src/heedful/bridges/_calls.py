@@ -1,0 +1,240 @@
+"""Calls of attention in one form, whoever made them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful import masks
+from heedful._attend import attend
+from heedful._errors import Unsupported
+from heedful.kernels import Kernel, Softmax
+from heedful.ops import Request
+
+# How far a call told in our form may be from what the model computed: rounding alone.
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One call of attention: what it combined, by which kernel and mask, and what came out.
+
+    `weights` is there where they cannot be had from queries and keys; `inputs` is what the module read.
+    """
+
+    name: str
+    query: Tensor | None  # [B, H, Q, D]
+    key: Tensor | None  # [B, G, K, D]
+    value: Tensor | None  # [B, G, K, E]
+    output: Tensor  # [B, H, Q, E]
+    kernel: Kernel | None = None
+    mask: Tensor | None = None  # True = may attend; broadcasts to [B, H, Q, K]
+    bias: Tensor | None = None  # added to the score
+    causal: bool = False
+    weights: Tensor | None = None  # [B, H, Q, K]
+    inputs: Tensor | None = None  # [B, n, d]
+    cross: bool = False
+
+
+class Memory:
+    """What was made of a tensor, while that tensor lives and is not written to."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
+
+    def get(self, tensor: Tensor, make: Callable[[Tensor], Any]) -> Any:
+        at, version = id(tensor), 0 if tensor.is_inference() else tensor._version
+        known = self._kept.get(at)
+        if known is None or known[0]() is not tensor or known[1] != version:
+            forget = weakref.ref(tensor, lambda gone: self._forget(at, gone))
+            known = self._kept[at] = (forget, version, make(tensor))
+        return known[2]
+
+    def _forget(self, at: int, gone: weakref.ref[Tensor]) -> None:
+        if at in self._kept and self._kept[at][0] is gone:
+            del self._kept[at]
+
+
+def split(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Who may attend to whom, and what is added to the score."""
+    if mask.dtype == torch.bool:
+        return mask, None
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    bias = mask.masked_fill(hidden, 0.0)
+    return ~hidden if hidden.any() else None, bias if bias.any() else None
+
+
+def joined(seen: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """One mask for `attend`: booleans, or floats with the lowest one where a key is hidden."""
+    if seen is None or bias is None:
+        return bias if seen is None else seen
+    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
+
+
+def agrees(call: Watched) -> bool:
+    """Whether a call told in our form gives what the model computed, on a few rows of queries that see anything."""
+    value, kernel = call.value, call.kernel
+    if value is None or (call.weights is None and (kernel is None or kernel.of_pairs is not kernel)):
+        return True
+    rows = torch.tensor(sorted({0, call.output.shape[2] // 2, call.output.shape[2] - 1}), device=value.device)
+    wanted = call.output[:, :, rows].float()
+    if call.weights is not None:
+        weights = call.weights[:, :, rows]
+        got = weights @ value.nan_to_num().repeat_interleave(weights.shape[1] // value.shape[1], dim=1).to(
+            weights.dtype
+        )
+        sees = weights.any(dim=-1, keepdim=True)
+    else:
+        assert call.query is not None
+        assert call.key is not None
+        seen, bias = (x if x is None or x.shape[-2] == 1 else x[..., rows, :] for x in (call.mask, call.bias))
+        if call.causal:
+            at = torch.arange(value.shape[2], device=value.device) <= rows[:, None]
+            seen = at if seen is None else seen & at
+        got = attend(call.query[:, :, rows], call.key, value, joined(seen, bias), enable_gqa=True, kernel=kernel)
+        sees = torch.ones((), dtype=torch.bool, device=value.device) if seen is None else seen.any(-1, keepdim=True)
+    off = torch.where(sees & wanted.isfinite(), got.float() - wanted, 0.0).norm()
+    size = torch.where(sees, wanted.nan_to_num(0.0, 0.0, 0.0), 0.0).norm()
+    return bool(off <= CLOSE.get(call.output.dtype, 1e-1) * size + 1e-6)
+
+
+def of_request(request: Request, output: Tensor) -> Watched:
+    """A call of `attend`."""
+    # Plain causality costs no memory; any other mask is written out.
+    causal = request.mask is masks.causal
+    seen, bias = (None, None) if request.mask is None or causal else request.visible()
+    return _of_four(request.query, request.key, request.value, output, request.kernel, seen, bias, causal)
+
+
+def of_sdpa(
+    memory: Memory,
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Watched:
+    """A call of `scaled_dot_product_attention`; three axes are a batch of one head each."""
+    seen, bias = (None, None) if attn_mask is None else memory.get(attn_mask, split)
+    if query.dim() == 3:
+        query, key, value, output = (x[:, None] for x in (query, key, value, output))
+        seen, bias = (x[:, None] if x is not None and x.dim() == 3 else x for x in (seen, bias))
+    return _of_four(query, key, value, output, Softmax(scale), seen, bias, is_causal)
+
+
+def _of_four(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    kernel: Kernel,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+) -> Watched:
+    """A call with every tensor `[B, H, n, D]`, whatever axes were left out or stand in front."""
+
+    def four(x: Tensor) -> Tensor:
+        return x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.expand(*output.shape[:-3], *x.shape[-3:]).flatten(0, -4)
+
+    def grid(x: Tensor | None) -> Tensor | None:
+        if x is None or x.dim() <= 4:
+            return x
+        return x.expand(*output.shape[:-3], *x.shape[-3:]).flatten(0, -4)
+
+    return Watched("", four(query), four(key), four(value), four(output), kernel, grid(mask), grid(bias), causal)
+
+
+def of_interface(
+    memory: Memory,
+    module: nn.Module,
+    given: dict[str, Any],
+    result: tuple[Tensor, Tensor | None],
+    implementation: str,
+    eager: Callable[..., Any] | None,
+) -> Watched:
+    """A call through transformers' attention interface, whose output is `[B, Q, H, E]`.
+
+    What the function did is not told by its name alone: a call that does not give the module's own output is read by the
+    weights that were returned, or as causal, or refused.
+    """
+    from heedful.bridges.transformers import FOREIGN, kernel_of
+
+    query, key, value = (given.pop(name) for name in ("query", "key", "value"))
+    mask, bias, scaling = (given.pop(name, None) for name in ("attention_mask", "position_bias", "scaling"))
+    asked = given.pop("is_causal", None)
+    causal = bool(getattr(module, "is_causal", True) if asked is None else asked)
+    # Only these read is_causal, and only where no mask is given; the others are always told by a mask.
+    causal = causal and mask is None and query.shape[-2] > 1 and implementation in ("sdpa", "heedful")
+    if causal and implementation == "sdpa" and key.shape[-2] > query.shape[-2]:
+        key, value = (x[..., : query.shape[-2], :] for x in (key, value))
+    shown = grid(mask, query, key, implementation, module)
+    seen, added = (None, None) if shown is None else memory.get(shown, split)
+    if bias is not None and causal:
+        bias = bias[..., : key.shape[-2]]
+    bias = bias if added is None else added if bias is None else bias + added
+    kernel = kernel_of(module, query.device, scaling) if implementation.startswith("heedful") else Softmax(scaling)
+    call = Watched("", query, key, value, result[0].transpose(1, 2), kernel, seen, bias, causal)
+    # SDPA has no place for these; versions of transformers that do not refuse leave them out.
+    foreign = [name for name in FOREIGN if given.get(name) is not None and implementation != "sdpa"]
+    if foreign and eager is not None:
+        rest = {name: value for name, value in given.items() if name != "dropout"}
+        call = replace(call, weights=_by_eager(eager, module, call, {**rest, "scaling": scaling}), kernel=None)
+    if (given.get("dropout") and module.training) or agrees(call):
+        return call
+    others = [replace(call, causal=not causal)] if mask is None and query.shape[-2] == key.shape[-2] else []
+    if isinstance(result[1], Tensor) and result[1].shape == (*query.shape[:3], key.shape[2]):
+        others.insert(0, replace(call, weights=result[1], kernel=None))
+    for other in others:
+        if agrees(other):
+            return other
+    raise Unsupported(
+        f"{type(module).__name__} attends by {implementation!r}, which is not softmax attention of its queries and keys"
+        f"{f' ({chr(44).join(foreign)})' if foreign else ''} and returns no weights; set_attn_implementation('eager') may help"
+    )
+
+
+def _by_eager(eager: Callable[..., Any], module: nn.Module, call: Watched, given: dict[str, Any]) -> Tensor:
+    """The weights by the model's own formula; zeros for a query that may attend to nothing."""
+    assert call.query is not None
+    assert call.key is not None
+    query, key, seen = call.query, call.key, call.mask
+    if call.causal:
+        seen = lower_right(query, key)
+    low = torch.finfo(query.dtype).min
+    shown = None if seen is None else torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, low)
+    shown = call.bias if shown is None else shown if call.bias is None else shown + call.bias
+    weights: Tensor = eager(module, query, key, call.value, shown, dropout=0.0, **given)[1]
+    return weights if seen is None else torch.where(seen.any(dim=-1, keepdim=True), weights, 0.0)
+
+
+def grid(mask: Any, query: Tensor, key: Tensor, implementation: str, module: nn.Module) -> Tensor | None:
+    """The mask of an attention function as one tensor that broadcasts to `[B, H, Q, K]`."""
+    if mask is None or (isinstance(mask, Tensor) and mask.dim() == 4):
+        if mask is None and "flash" in implementation and getattr(module, "is_causal", True):
+            return lower_right(query, key)
+        return mask if mask is None or mask.shape[-1] == key.shape[-2] else mask[..., : key.shape[-2]]
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        seen = mask[:, None, None, :].bool()
+        return seen & lower_right(query, key) if getattr(module, "is_causal", True) else seen
+    if hasattr(mask, "mask_mod"):
+        from torch.nn.attention.flex_attention import create_mask
+
+        sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        return create_mask(mask.mask_mod, *sizes, device=str(query.device))
+    raise Unsupported(f"{type(module).__name__} masks its attention by a {type(mask).__name__}, which cannot be read")
+
+
+def lower_right(query: Tensor, key: Tensor) -> Tensor:
+    """Causality whose last query sees every key."""
+    rows, columns = query.shape[-2], key.shape[-2]
+    return torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)[None, None]

@@ -1,0 +1,311 @@
+"""observe where models, masks and machines are not what one expects."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import multi_head_attention_forward as whole_attention
+from torch.nn.functional import scaled_dot_product_attention as imported_attention
+from torch.nn.utils import parametrizations, prune
+
+from heedful import CorruptModel, InvalidArgument, Unsupported, attend
+from heedful.lens import Observation, observe
+
+hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+TINY = {"vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
+IDS = torch.arange(14).view(2, 7) + 3
+
+
+def bert(**options):
+    torch.manual_seed(0)
+    return hf.BertModel(hf.BertConfig(**TINY, initializer_range=0.5, **options)).eval()
+
+
+def test_threads_that_attend_do_not_enter_the_record():
+    torch.manual_seed(0)
+    stop = threading.Event()
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
+    model.eval()
+    x, other = torch.randn(1, 5, 8), torch.randn(1, 2, 9, 4)
+
+    def attending():
+        while not stop.is_set():
+            attend(other, other, other)
+
+    def observing(length, found):
+        for _ in range(25):
+            found += [[(record.queries_len, len(seen)) for record in seen] for seen in [observe(model, x[:, :length])]]
+
+    noise = threading.Thread(target=attending)
+    noise.start()
+    found = {length: [] for length in (3, 4, 5)}
+    threads = [threading.Thread(target=observing, args=item) for item in found.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    noise.join()
+    for length, all_seen in found.items():
+        assert all_seen == [[(length, 3)] * 3] * 25
+
+
+@pytest.mark.parametrize("way", ["pruned", "parametrised"])
+@torch.no_grad()
+def test_weights_that_are_no_parameters(way):
+    torch.manual_seed(0)
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True, bias=False).eval(), torch.randn(1, 4, 8)
+    if way == "pruned":
+        prune.random_unstructured(layer, "in_proj_weight", 0.5)
+    else:
+        parametrizations.weight_norm(layer, "in_proj_weight")
+    expected = layer(x, x, x, average_attn_weights=False)[1]
+    torch.testing.assert_close(observe(layer, (x, x, x))[0].weights, expected)
+
+
+class Doubled(nn.MultiheadAttention):
+    def forward(self, query, key, value, **options):
+        return super().forward(2 * query, key, value, **options)
+
+
+@torch.no_grad()
+def test_a_subclass_that_does_something_else_is_named_and_not_told_wrongly():
+    torch.manual_seed(0)
+    x = torch.randn(1, 4, 8)
+    model = nn.ModuleDict({"a": Doubled(8, 2, batch_first=True), "b": nn.MultiheadAttention(8, 2, batch_first=True)})
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x):
+            return self.parts["b"](self.parts["a"](x, x, x)[0], x, x)[0]
+
+    seen = observe(Both().eval(), x)
+    assert [record.name for record in seen] == ["parts.b"]
+    assert seen.unseen == ("parts.a",)
+
+
+def sigmoid_attention(module, query, key, value, mask, scaling=None, **options):
+    weights = torch.sigmoid(query @ key.mT * scaling)
+    return (weights @ value).transpose(1, 2).contiguous(), weights if options.get("told") else None
+
+
+def told_attention(*args, **options):
+    return sigmoid_attention(*args, **options, told=True)
+
+
+def causal_attention(module, query, key, value, mask, scaling=None, **options):
+    out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+@pytest.fixture
+def registered():
+    functions = {"told_one": told_attention, "untold_one": sigmoid_attention, "causal_one": causal_attention}
+    for name, function in functions.items():
+        hf.AttentionInterface.register(name, function)
+    yield
+    for name in functions:
+        del hf.AttentionInterface._global_mapping[name]
+
+
+@torch.no_grad()
+def test_attention_functions_of_others(registered):
+    model, x = bert(), {"input_ids": IDS}
+    model.set_attn_implementation("told_one")
+    record = observe(model, x)[0]
+    torch.testing.assert_close(record.weights @ record.values, record.outputs)
+    assert record.weights.sum(-1).max() > 1.01
+    model.set_attn_implementation("causal_one")
+    record = observe(model, x)[0]
+    assert record.causal
+    torch.testing.assert_close(record.weights @ record.values, record.outputs)
+    model.set_attn_implementation("untold_one")
+    with pytest.raises(Unsupported, match="attends by 'untold_one', which is not softmax attention"):
+        observe(model, x)
+
+
+class Imported(nn.Module):
+    """Attention under a name that its author imported, in a class that is not called so."""
+
+    def forward(self, x):
+        return imported_attention(x, x, x)
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x):
+        own = self.inner
+        weights = (own.in_proj_weight, own.in_proj_bias, None, None, False, 0.0, own.out_proj.weight, own.out_proj.bias)
+        return whole_attention(x, x, x, 8, 2, *weights, training=False)[0]
+
+
+@torch.no_grad()
+def test_attention_under_an_imported_name():
+    x = torch.randn(2, 5, 8)
+    model = nn.Sequential(Imported(), Imported())
+    before = imported_attention
+    seen = observe(model, x)
+    assert [record.name for record in seen] == ["0", "1"]
+    assert (seen[0].batch, seen[0].heads) == (2, 1)
+    torch.testing.assert_close((seen[0].weights @ seen[0].values)[:, 0], model[0](x))
+    assert imported_attention is before
+    assert observe(nn.Sequential(Imported(), Whole()), x).unseen == ("1",)
+
+
+def test_a_record_outlives_its_observation():
+    record = observe(bert(), {"input_ids": IDS}, memory=0)[-1]
+    assert record.weights.shape == (2, 3, 7, 7)
+
+
+class Reused(nn.Module):
+    """One buffer for two masks."""
+
+    def forward(self, x):
+        mask = torch.zeros(5, 5)
+        x = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        mask.masked_fill_(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@torch.no_grad()
+def test_a_mask_that_is_written_over():
+    x = torch.randn(1, 2, 5, 4)
+    first, second = observe(Reused(), x)
+    assert (first.causal, second.causal) == (False, True)
+    torch.testing.assert_close(second.weights @ second.values, Reused()(x))
+
+
+def test_padding_given_by_position():
+    mask = torch.ones_like(IDS)
+    mask[1, 4:] = 0
+    assert torch.equal(observe(bert(), (IDS, mask)).valid, mask.bool())
+
+
+@torch.no_grad()
+def test_a_cache_from_before():
+    torch.manual_seed(0)
+    model = hf.LlamaModel(hf.LlamaConfig(**TINY)).eval()
+    mask = torch.ones_like(IDS)
+    mask[1, :3] = 0
+    past = model(IDS[:, :5], attention_mask=mask[:, :5]).past_key_values
+    seen = observe(model, {"input_ids": IDS[:, 5:], "attention_mask": mask, "past_key_values": past})
+    record = seen[0]
+    assert (record.queries_len, record.keys_len) == (2, 7)
+    assert seen.valid.all()
+    assert torch.equal(seen.key_tokens(record).valid, mask.bool())
+    assert seen.key_tokens(record).strings[1] == ("0", "1", "2", "3", "4", *map(str, IDS[1, 5:].tolist()))
+    assert not record.weights[1, :, :, :3].any()
+    assert Observation is type(seen)
+
+
+@torch.no_grad()
+def test_sides_are_not_mixed_up():
+    model = nn.Transformer(12, 2, 1, 1, 17, batch_first=True).eval()
+    padding = torch.zeros(1, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    inputs = {"src": torch.randn(1, 5, 12), "tgt": torch.randn(1, 5, 12), "src_key_padding_mask": padding}
+    seen = observe(model, {**inputs, "memory_key_padding_mask": padding})
+    assert [record.side for record in seen] == ["input", "decoder", "decoder"]
+    assert torch.equal(seen.valid, ~padding)
+    assert seen.query_tokens(seen[1]).valid.all()
+    assert torch.equal(seen.key_tokens(seen[2]).valid, ~padding)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
+    config = hf.CLIPConfig(
+        text_config={**sizes, "vocab_size": 31, "eos_token_id": 2},
+        vision_config={**sizes, "image_size": 8, "patch_size": 4},
+        projection_dim=12,
+    )
+    mask = torch.tensor([[1, 1, 1, 0, 0]])
+    pixels = {"input_ids": IDS[:1, :5], "attention_mask": mask, "pixel_values": torch.randn(1, 3, 8, 8)}
+    seen = observe(hf.CLIPModel(config).eval(), pixels)
+    by_side = {record.side: record for record in seen}
+    assert set(by_side) == {"input", "image"}
+    assert seen.query_tokens(by_side["image"]).valid.all()
+    assert seen.query_tokens(by_side["input"]).valid.sum() == 3
+
+
+class Biased(nn.Module):
+    """A bias of its own in every layer, as UMT5 has."""
+
+    def forward(self, x):
+        for _ in range(6):
+            x = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=torch.randn(1, 4, 64, 64))
+        return x
+
+
+def test_memory_bounds_the_biases_too(tmp_path):
+    seen = observe(Biased(), torch.randn(1, 4, 64, 8), memory=1000)
+    assert not any(isinstance(seen[at]._tensors.place("bias"), torch.Tensor) for at in range(6))
+    folder = seen.to_disk(tmp_path / "seen")
+    assert len(list(folder.glob("mask-*"))) == 6
+    read = Observation.from_disk(folder)
+    assert all(torch.equal(one.weights, other.weights) for one, other in zip(read, seen, strict=True))
+    held = observe(bert(), {"input_ids": IDS, "attention_mask": (IDS > 5).long()}, memory=2**20)
+    assert len(list(held.to_disk(tmp_path / "shared").glob("mask-*"))) == 1
+
+
+def test_rows_of_nothing_are_zero_under_a_soft_cap():
+    torch.manual_seed(0)
+    model = hf.Gemma2Model(hf.Gemma2Config(**TINY, num_key_value_heads=3, head_dim=4)).eval()
+    mask = torch.ones_like(IDS)
+    mask[1, :3] = 0
+    record = observe(model, {"input_ids": IDS, "attention_mask": mask})[0]
+    assert not record.weights[1, :, :3].any()
+    torch.testing.assert_close(record.weights[1, :, 3:].sum(-1), torch.ones(3, 4))
+
+
+def test_clear_refusals_of_what_cannot_be(tmp_path):
+    model, inputs = bert(), {"input_ids": IDS}
+    with pytest.raises(Unsupported, match="meta device"):
+        observe(hf.BertModel(hf.BertConfig(**TINY)).to("meta"), inputs)
+    with pytest.raises(Unsupported, match="compiled"):
+        observe(nn.Sequential(torch.compile(nn.MultiheadAttention(8, 2))), torch.randn(2, 8))
+    for memory in ("1G", None, -1, True):
+        with pytest.raises(InvalidArgument, match="memory must be a number of bytes"):
+            observe(model, inputs, memory=memory)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument, match="cannot write to"):
+        observe(model, inputs, disk=tmp_path / "file" / "below")
+    assert [record.index for record in observe(model, inputs, layers=numpy.arange(1))] == [0]
+    folder = observe(model, inputs).to_disk(tmp_path / "seen")
+    told = json.loads((folder / "observation.json").read_text())
+    told["layers"][0]["heads"] = 5
+    (folder / "observation.json").write_text(json.dumps(told))
+    with pytest.raises(CorruptModel, match="disagree"):
+        Observation.from_disk(folder)
+
+
+def test_an_encoder_decoder_reads_a_text_without_being_told_how_to_start():
+    class Words:
+        all_special_ids = (0,)
+
+        def __call__(self, texts, return_tensors, padding):
+            return {"input_ids": IDS[:1]}
+
+        def convert_ids_to_tokens(self, ids):
+            return [f"w{one}" for one in ids]
+
+    sizes = {"vocab_size": 31, "d_model": 12, "d_kv": 4, "d_ff": 17, "num_layers": 1, "num_heads": 3}
+    config = hf.T5Config(**sizes, pad_token_id=0)
+    config.decoder_start_token_id = None
+    seen = observe(hf.T5Model(config).eval(), "text", tokenizer=Words())
+    assert seen.tokens[0][0] == "w3"
+    assert seen.query_tokens(seen[1]).strings == (("w0",),)
+
+
+def test_equal_inputs_are_self_attention():
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(1, 4, 8)
+    assert observe(layer, (x + 0, x, x))[0].kind == "self"
+    assert observe(layer, (x + 1, x, x))[0].kind == "cross"
