@@ -356,10 +356,10 @@ def test_look_at_too_long_or_empty_texts(run, saved):
     assert f"has 34 tokens, but the model's limit is {LIMIT}; give a shorter text, or read its beginning" in told
     assert f"--max-tokens {LIMIT}" in told
     assert f"limit is {LIMIT}" in one_line(run("look", saved, *long, "--max-tokens", LIMIT + 1))
-    assert "max_tokens must be at least 1" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
-    assert "needs more than max_tokens=2 for its special tokens" in one_line(
-        run("look", saved, TEXT, "--max-tokens", 2)
-    )
+    assert "max_tokens must be a whole number, at least 1" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
+    for few in (1, 2):
+        told = one_line(run("look", saved, TEXT, "--max-tokens", few))
+        assert f"needs more than max_tokens={few} for its special tokens" in told
     assert "the text is empty" in one_line(run("look", saved, ""))
     assert "the text is empty" in one_line(run("look", saved, " \n"))
 
@@ -371,6 +371,44 @@ def test_max_tokens_reads_the_beginning_and_says_so(run, saved):
     result = look(saved, TEXT, max_tokens=10)
     assert (len(result.tokens), result.left_out) == (10, 0)
     assert look(saved, "cat " * 90, max_tokens=LIMIT).left_out == 92 - LIMIT
+
+
+def test_a_tokenizer_that_keeps_the_end_still_reads_the_beginning(saved):
+    model, tokenizer = local.load(saved)
+    tokenizer.truncation_side = "left"
+    result = look(model, TEXT, tokenizer=tokenizer, max_tokens=4)
+    assert result.tokens == ("[CLS]", "the", "cat", "[SEP]")
+    assert tokenizer.truncation_side == "left"
+    assert look(saved, TEXT, tokenizer=tokenizer).tokens[1] == "the"
+
+
+def test_models_that_count_positions_behind_the_padding(saved):
+    _, tokenizer = local.load(saved)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
+    config = hf.RobertaConfig(vocab_size=len(WORDS), max_position_embeddings=12, pad_token_id=0, **sizes)
+    model = hf.RobertaModel(config).eval()
+    assert len(look(model, "cat " * 9, tokenizer=tokenizer).tokens) == 11
+    with pytest.raises(heedful.InvalidArgument, match="the model's limit is 11"):
+        look(model, "cat " * 10, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("given", [{"text": 123}, {"text": b"the"}, {"max_tokens": 3.5}, {"max_tokens": "3"}], ids=str)
+def test_look_wants_a_text_and_a_number(saved, given):
+    with pytest.raises(heedful.InvalidArgument, match="must be a"):
+        look(saved, **given)
+
+
+@pytest.mark.parametrize(
+    "given", [("look", "--max-tokens", "abc"), ("look", "--foo"), ("plan", "-5"), ("seprank",), ("zork",)], ids=str
+)
+def test_wrong_usage_is_told_in_one_line(run, given):
+    assert "--help tells more" in one_line(run(*given))
+
+
+def test_without_a_command_there_is_help(run):
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert "Usage: heedful" in out
 
 
 def spoil(name, content):
@@ -398,6 +436,25 @@ def without_attention(folder):
     hf.MambaModel(hf.MambaConfig(vocab_size=len(WORDS), **sizes)).save_pretrained(folder)
 
 
+def changed_weights(change):
+    def damage(folder):
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(folder / "model.safetensors")
+        save_file(change(weights), folder / "model.safetensors", {"format": "pt"})
+
+    return damage
+
+
+def without(word):
+    return changed_weights(lambda weights: {name: x for name, x in weights.items() if word not in name})
+
+
+def with_nan(weights):
+    weights["encoder.layer.1.attention.self.query.weight"][0, 0] = torch.nan
+    return weights
+
+
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -412,11 +469,14 @@ def pickled(folder):
         (with_config(model_type="zork"), "model type `zork`"),
         (with_config(hidden_size="big"), "the config in "),
         (with_config(hidden_size=24), "do not fit its config.json"),
-        (with_config(num_hidden_layers=3), "lacks 16 tensors of the layers of BertModel"),
+        (with_config(num_hidden_layers=3), "lacks 16 tensors of BertModel"),
         (spoil("model.safetensors", None), "holds no model.safetensors"),
         (spoil("model.safetensors", lambda old: old[:-100]), "truncated or not safetensors"),
         (spoil("model.safetensors", lambda old: b"x"), "truncated or not safetensors"),
         (pickled, "pytorch_model.bin is a pickle"),
+        (without("word_embeddings"), "lacks 1 tensors of BertModel, embeddings.word_embeddings.weight first"),
+        (without("embeddings.LayerNorm"), "lacks 2 tensors of BertModel"),
+        (changed_weights(with_nan), "layer.1.attention.self.query.weight in "),
         (spoil("tokenizer.json", lambda old: old[:40]), "the tokenizer in "),
         (without_tokenizer, "tokenizer"),
         (without_attention, "MambaModel in "),

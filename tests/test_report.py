@@ -53,7 +53,7 @@ def observed(weights, tokens=None, *, kind="self", key_tokens=None, special=None
     records = [
         LayerRecord(
             at, f"layers.{at}.attention", kind, "decoder" if kind == "cross" else "input", 1, len(layer), len(layer), q, k,
-            False, False, None, ("weights",), {"weights": layer[None]},
+            False, False, None, ("weights",), {}, {"weights": layer[None]},
         )
         for at, layer in enumerate(weights)
     ]  # fmt: skip
@@ -313,6 +313,11 @@ def test_places_that_cannot_be_written_are_told_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *args: False)
     with pytest.raises(InvalidArgument, match="permission denied"):
         check_place(tmp_path / "report.html")
+
+
+def test_a_name_too_long_for_a_file_is_refused_before_the_work(tmp_path):
+    with pytest.raises(InvalidArgument, match="is 245 characters long; give a shorter one"):
+        check_place(tmp_path / f"{'a' * 240}.html")
 
 
 def test_sections_name_each_lens_before_it_starts(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,9 @@ from typing import Any
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 
 __all__ = ["demo_model_path", "load"]
+
+# What may sit on top of the layers; a folder that was saved with another head, or none, lacks them.
+HEADS = {"pooler", "lm_head", "classifier", "score", "cls", "qa_outputs", "prediction_head"}
 
 
 def demo_model_path() -> Path:
@@ -108,12 +110,12 @@ def _check_complete(folder: Path, model: Any, report: dict[str, Any]) -> None:
         raise CorruptModel(
             f"the weights in {folder} do not fit its config.json: {key} is {saved}, {name} expects {expected}"
         )
-    # A layer has a number in its name, what sits on top of them has none.
-    missing = sorted(key for key in report.get("missing_keys") or () if re.search(r"(^|\.)\d+\.", key))
+    missing = sorted(key for key in report.get("missing_keys") or () if not HEADS & set(key.split(".")))
     if missing:
-        raise CorruptModel(
-            f"{folder} lacks {len(missing)} tensors of the layers of {name}, {missing[0]} first; save the model again"
-        )
+        raise CorruptModel(f"{folder} lacks {len(missing)} tensors of {name}, {missing[0]} first; save the model again")
+    for key, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise CorruptModel(f"{key} in {folder} holds numbers that are not finite; save the model again")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -37,11 +37,23 @@ def main() -> None:
         # A token that the terminal cannot show is no reason to stop.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
-        app(prog_name="heedful")
+        code = app(prog_name="heedful", standalone_mode=False)
     except (HeedfulError, OSError) as error:
-        print("heedful:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
+        _stop(str(error))
+    except Exception as error:
+        # What the command line itself finds wrong; the class lies elsewhere in each version of typer.
+        if not hasattr(error, "format_message"):
+            raise
+        _stop(f"{error.format_message()} heedful {' '.join(sys.argv[1:2])} --help tells more")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(message: str) -> NoReturn:
+    print("heedful:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
 
 
 def _show_version(wanted: bool) -> None:

@@ -40,7 +40,8 @@ class ModelFacts:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: {self.layers} layers of {self.heads} heads, {short(self.parameters)} parameters\n"
+            f"{self.name}: {plural(self.layers, 'layer')} of {plural(self.heads, 'head')}, "
+            f"{short(self.parameters)} parameters\n"
             + (f"in {self.folder}\n" if self.folder else "")
             + f"{self.dtype}, attention implementation {self.attention}"
         )
@@ -95,7 +96,7 @@ class LookResult:
         read = textwrap.wrap(" ".join(self.tokens), 80, initial_indent="  ", subsequent_indent="  ")
         # A long text is known to whoever gave it.
         read = read if len(read) <= 6 else [*read[:5], "  ..."]
-        lines = [str(self.model), "", f"Read as {len(self.tokens)} tokens{self._cut()}:", *read]
+        lines = [str(self.model), "", f"Read as {plural(len(self.tokens), 'token')}{self._cut()}:", *read]
         for name, one in self.sections.items():
             title, told = (
                 (name.capitalize(), f"does not apply: {one}") if isinstance(one, str) else (one.title, one.summary)
@@ -141,6 +142,8 @@ def check_place(path: str | Path) -> Path:
     'report.html'
     """
     given, path = path, Path(path).expanduser().resolve()
+    if len(os.fsencode(path.name)) > 200:
+        raise InvalidArgument(f"the name {path.name[:20]}... is {len(path.name)} characters long; give a shorter one")
     if path.is_dir():
         raise InvalidArgument(f"{given} is a folder; give a file, such as {Path(given) / 'report.html'}")
     if path.exists() and not path.is_file():
@@ -165,7 +168,7 @@ def look(
     Args:
         model: a Hugging Face folder; the demo MiniLM by default. Or a model of transformers, with its tokenizer.
         text: what the model reads; a sentence of two clauses by default.
-        tokenizer: of a model that is no folder.
+        tokenizer: of a model that is no folder; in place of the folder's own, where one is given beside it.
         max_tokens: read no more than the first so many tokens, special ones included, and tell how many were left out. A
             text longer than the model's own limit is refused without it.
         progress: called with what is under way, how much of it is done, and how much there is.
@@ -214,14 +217,16 @@ def look(
 
 
 def _check_text(text: str, max_tokens: int | None) -> None:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"the text must be a string; got {type(text).__name__}")
     if not text.strip():
         raise InvalidArgument("the text is empty; give a sentence for the model to read")
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidArgument("the text is not valid Unicode; give it in UTF-8") from None
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidArgument(f"max_tokens must be at least 1; got {max_tokens}")
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise InvalidArgument(f"max_tokens must be a whole number, at least 1; got {max_tokens!r}")
 
 
 def _opened(model: Any, tokenizer: Any) -> tuple[Any, Any, Path | None, str]:
@@ -231,7 +236,8 @@ def _opened(model: Any, tokenizer: Any) -> tuple[Any, Any, Path | None, str]:
     if model is None or isinstance(model, str | Path):
         folder = demo_model_path() if model is None else Path(model)
         title = "all-MiniLM-L6-v2" if model is None else folder.resolve().name
-        return *load(folder), folder, title
+        loaded, own = load(folder)
+        return loaded, tokenizer or own, folder, title
     if tokenizer is None or not hasattr(model, "main_input_name"):
         raise InvalidArgument(
             f"model must be a Hugging Face folder, or a transformers model with tokenizer=...; got {type(model).__name__}"
@@ -253,19 +259,34 @@ def _read(model: Any, tokenizer: Any, text: str, max_tokens: int | None) -> tupl
             f"with --max-tokens {limit} (max_tokens={limit})"
         )
     if wanted < count:
-        options = {"truncation": True, "max_length": wanted, "return_tensors": "pt", "verbose": False}
-        encoded = tokenizer(text, return_special_tokens_mask=True, **options)
-    if encoded.pop("special_tokens_mask")[0].bool().all():
+        encoded = _beginning(tokenizer, text, wanted)
+    # Asked for less than its special tokens take, a tokenizer may cut nothing at all.
+    if encoded.pop("special_tokens_mask")[0].bool().all() or encoded["input_ids"].shape[1] > wanted:
         why = f"finds no tokens in {text!r:.60}; give other words"
         if wanted < count:
             why = f"needs more than max_tokens={max_tokens} for its special tokens alone; allow more"
         raise InvalidArgument(f"the tokenizer of {type(model).__name__} {why}")
-    return {name: value.to(model.device) for name, value in encoded.items()}, count - wanted
+    return {name: value.to(model.device) for name, value in encoded.items()}, count - encoded["input_ids"].shape[1]
+
+
+def _beginning(tokenizer: Any, text: str, count: int) -> Any:
+    """The first tokens, also where the tokenizer is set to keep the last ones."""
+    side = getattr(tokenizer, "truncation_side", "right")
+    options = {"truncation": True, "max_length": count, "return_tensors": "pt", "verbose": False}
+    try:
+        tokenizer.truncation_side = "right"
+        return tokenizer(text, return_special_tokens_mask=True, **options)
+    finally:
+        tokenizer.truncation_side = side
 
 
 def _limit(model: Any, tokenizer: Any) -> int:
     # A tokenizer without a limit carries a huge number, a config without one -1 or nothing.
     positions = getattr(model.config, "max_position_embeddings", None) or -1
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from behind the padding's.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions = module.num_embeddings - module.padding_idx - 1
     return min(tokenizer.model_max_length, positions) if positions > 0 else tokenizer.model_max_length
 
 
@@ -279,6 +300,15 @@ def _observed(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
     # Models fail by every class there is, most often because they want more than a text.
     except Exception as error:
         raise Unsupported(f"{type(model).__name__} fails on this text alone: {' '.join(str(error).split())}") from error
+
+
+def plural(count: int, word: str) -> str:
+    """So many things.
+
+    >>> plural(1, "layer"), plural(2, "layer")
+    ('1 layer', '2 layers')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def short(count: int) -> str:
