@@ -72,8 +72,16 @@ def make():
 def broken():
     raise OSError("no disk")
 
+def leaves():
+    raise SystemExit(3)
+
+def stops(x):
+    raise SystemExit(4)
+
 class Thing: pass
 
+noisy = lambda x: x + torch.rand_like(x)
+noisy_relu = lambda x: torch.relu(x) + torch.rand_like(x)
 number = 3
 length = lambda x: torch.linalg.vector_norm(x, dim=-1)
 """
@@ -111,6 +119,12 @@ def test_files_makers_and_knowledge(run, file):
         ("FILE:make", ["--dtype", "int8"], "--dtype must be"),
         ("FILE:make", ["--group", "O", "--d", 5], "MultiheadAttention raised AssertionError"),
         ("torch:relu", ["--d", 0], "d must be a positive integer"),
+        ("torch:relu", ["--n", "0"], "numbers of tokens from 1 on; got 0"),
+        ("torch:relu", ["--n", "3,-2"], "numbers of tokens from 1 on; got 3,-2"),
+        ("torch:relu", ["--tol", "nan"], "tol must be 'auto' or a number from 0 on; got nan"),
+        ("torch:relu", ["--tol", "-1"], "tol must be 'auto' or a number from 0 on; got -1"),
+        ("FILE:leaves", [], "leaves() raised SystemExit: 3"),
+        ("FILE:stops", ["--group", "O"], "stops raised SystemExit"),
     ],
 )
 def test_what_goes_wrong_is_one_line(run, file, target, more, told):
@@ -119,6 +133,40 @@ def test_what_goes_wrong_is_one_line(run, file, target, more, told):
     assert told in err
     assert err.startswith("heedful: ")
     assert err.count("\n") == 1
+
+
+def test_files_are_imported_as_python_would(run, tmp_path, monkeypatch):
+    """With dataclasses whose annotations are text, with a neighbour, from another folder; and one that leaves."""
+    place = tmp_path / "target.py"
+    (tmp_path / "neighbour_of_target.py").write_text("scale = 2.0")
+    place.write_text("""
+from __future__ import annotations
+from dataclasses import dataclass
+from neighbour_of_target import scale
+
+@dataclass
+class Scaled:
+    by: float = scale
+    def __call__(self, x):
+        import neighbour_of_target
+        return neighbour_of_target.scale * x
+
+thing = Scaled()
+""")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir("/")
+    assert run(f"{place}:thing", "--d", 3, "--trials", 4, "--group", "O")[0] == 0
+    place.write_text("import sys\nsys.exit(3)")
+    code, out, err = run(f"{place}:thing", "--d", 3)
+    assert (code, out) == (2, "")
+    assert err == f"heedful: {place} cannot be imported: SystemExit: 3\n"
+
+
+def test_the_undecided_exits_with_two(run, file):
+    code, out, err = run(f"{file}:noisy", "--d", 3, "--trials", 4, "--group", "position")
+    assert (code, err) == (2, "")
+    assert "random" in out
+    assert run(f"{file}:noisy_relu", "--d", 3, "--trials", 4, "--group", "O", "--group", "length")[0] == 2
 
 
 def test_help_loads_no_torch():
@@ -152,6 +200,7 @@ def test_section_of_bert():
     found = section(subject(model, "attention.self"))
     assert "holds in 2 of 2 attention layers" in found.summary
     assert "embeddings.position_embeddings" in found.summary
+    assert all(row.position.passed for row in found.result)
     assert "LayerNorm (5 times) does not commute" in found.summary
     layers = found.data["layers"]
     assert [layer["name"] for layer in layers] == [f"encoder.layer.{i}.attention.self" for i in range(2)]

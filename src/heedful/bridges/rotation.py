@@ -27,11 +27,13 @@ class RotationPlan:
 
     Attributes:
         size: of the embedding.
-        roles: parameter -> `rows`, `cols`, `both`, `bias` or `fixed`.
+        roles: parameter -> `rows`, `cols`, `both`, `bias` or `fixed`. A name that is no parameter cannot be turned.
         gains: gain of a norm -> the weights that read what it scales, which take it over.
         stuck: gains that nothing can take over, with the reason; the model can be turned if they are all equal.
         tied: module whose weight is the embedding table itself, and must get its own when a gain goes into it.
         layers: modules before which activations are measured.
+        embedding: module that looks tokens up; None where vectors go in.
+        turned: whether vectors come out, which turn with the embedding.
     """
 
     size: int
@@ -40,6 +42,8 @@ class RotationPlan:
     stuck: dict[str, str] = field(default_factory=dict)
     tied: str | None = None
     layers: tuple[str, ...] = ()
+    embedding: str | None = None
+    turned: bool = True
 
 
 def attention_roles(module: nn.Module) -> dict[str, str] | None:
@@ -83,6 +87,7 @@ def llama_plan(model: Any) -> RotationPlan:
     missing = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(body, part)]
     if missing:
         raise Unsupported(f"{kind} is not of Llama's shape: it has no {', '.join(missing)}; give roles={{name: role}}")
+    _check_weight(kind, body.embed_tokens, f"{prefix}embed_tokens")
     size = int(body.embed_tokens.weight.shape[-1])
     roles = {f"{prefix}embed_tokens.weight": "rows"}
     gains: dict[str, tuple[str, ...]] = {}
@@ -96,6 +101,8 @@ def llama_plan(model: Any) -> RotationPlan:
             out = {"self_attn": "o_proj", "mlp": "down_proj"}[part]
             _check_parts(kind, getattr(layer, part), f"{name}.{part}", (*reading, out))
             _check_norm(kind, getattr(layer, norm), f"{name}.{norm}", size)
+            for each in (*reading, out):
+                _check_weight(kind, getattr(getattr(layer, part), each), f"{name}.{part}.{each}")
             for each in reading:
                 roles |= {f"{name}.{part}.{each}.weight": "rows", f"{name}.{part}.{each}.bias": "fixed"}
             roles |= {f"{name}.{part}.{out}.weight": "cols", f"{name}.{part}.{out}.bias": "bias"}
@@ -103,11 +110,16 @@ def llama_plan(model: Any) -> RotationPlan:
         # Norms of queries and keys act inside heads, where nothing turns.
         roles |= {f"{name}.self_attn.{norm}.weight": "fixed" for norm in ("q_norm", "k_norm")}
     _check_norm(kind, body.norm, f"{prefix}norm", size)
-    head = next((one for one in ("lm_head", "score") if isinstance(getattr(model, one, None), nn.Linear)), None)
+    head = next((one for one in ("lm_head", "score") if getattr(model, one, None) is not None), None)
     stuck, tied = {}, None
     if head is None:
         stuck[f"{prefix}norm.weight"] = "nothing comes after it: rotate the model with its head"
     else:
+        _check_weight(kind, getattr(model, head), head)
+        if not isinstance(getattr(model, head), nn.Linear):
+            raise Unsupported(
+                f"{kind} cannot be rotated: {head} is {type(getattr(model, head)).__name__}, expected nn.Linear"
+            )
         gains[f"{prefix}norm.weight"] = (f"{head}.weight",)
         roles |= {f"{head}.weight": "rows", f"{head}.bias": "fixed"}
         tied = head if getattr(model, head).weight is body.embed_tokens.weight else None
@@ -116,7 +128,10 @@ def llama_plan(model: Any) -> RotationPlan:
     unknown = [name for name in names if name not in roles]
     if unknown:
         raise Unsupported(f"{kind} has {unknown[0]}, which Llama has not; it is not known how that moves: give roles")
-    return RotationPlan(size, {name: roles[name] for name in names}, gains, stuck, tied, tuple(layers))
+    roles = {name: roles[name] for name in names}
+    return RotationPlan(
+        size, roles, gains, stuck, tied, tuple(layers), embedding=f"{prefix}embed_tokens", turned=head is None
+    )
 
 
 def _check_parts(kind: str, module: Any, name: str, parts: tuple[str, ...]) -> None:
@@ -125,9 +140,20 @@ def _check_parts(kind: str, module: Any, name: str, parts: tuple[str, ...]) -> N
         raise Unsupported(f"{kind} is not of Llama's shape: {name} has no {missing[0]}; give roles={{name: role}}")
 
 
+def _check_weight(kind: str, module: Any, name: str) -> None:
+    """Quantised layers hold whole numbers in buffers, which nothing here would turn."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
+        got = f"a weight of {weight.dtype}" if isinstance(weight, Tensor) else "no weight"
+        raise Unsupported(
+            f"{kind} cannot be rotated: {name} ({type(module).__name__}) has {got}, expected a floating parameter; "
+            "rotate before quantising"
+        )
+
+
 def _check_norm(kind: str, norm: Any, name: str, size: int) -> None:
     """Tries the norm: Gemma's, say, multiplies by 1 + weight, and would be absorbed wrongly."""
-    if getattr(norm, "weight", None) is None:
+    if not isinstance(getattr(norm, "weight", None), nn.Parameter):
         raise Unsupported(f"{kind} cannot be rotated: {name} has no gain, so it is not known what it does; give roles")
     x = torch.linspace(-1.0, 2.0, size, device=norm.weight.device, dtype=norm.weight.dtype)[None, None]
     with torch.no_grad():

@@ -49,15 +49,20 @@ def _module(place: str) -> Any:
             return importlib.import_module(place)
         if not Path(place).is_file():
             raise InvalidArgument(f"there is no file {place}")
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        # Like python FILE.py: what lies beside it can be imported. The name is one that no package has.
+        folder = str(Path(place).resolve().parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        spec = importlib.util.spec_from_file_location(f"_target_{Path(place).stem}", place)
         if spec is None or spec.loader is None:
             raise InvalidArgument(f"{place} cannot be imported")
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look
         spec.loader.exec_module(module)
         return module
     except InvalidArgument:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidArgument(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -72,7 +77,7 @@ def _takes_nothing(thing: Any) -> bool:
 def _made(thing: Any, target: str) -> Any:
     try:
         made = thing()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidArgument(f"{target}() raised {type(error).__name__}: {error}") from error
     if not callable(made):
         raise InvalidArgument(f"{target}() returns {type(made).__name__}; it must return a function or a module")
@@ -81,9 +86,12 @@ def _made(thing: Any, target: str) -> Any:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        found = [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidArgument(f"--n must be numbers of tokens with commas between, as 2,5,9; got {text!r}") from None
+    if min(found) < 1:
+        raise InvalidArgument(f"--n must be numbers of tokens from 1 on; got {text}")
+    return found
 
 
 def symmetry(
@@ -112,7 +120,7 @@ def symmetry(
     without arguments is called first, and what it returns is tested.
 
     Exit code 0: described, or every symmetry demanded by --group holds.
-    1: one of them is broken. 2: it could not be tested.
+    1: one of them is broken. 2: it could not be tested, or is undecided.
     """
     from heedful.lens.symmetry import audit
 
@@ -122,13 +130,17 @@ def symmetry(
     if group and found.refused:
         raise InvalidArgument(next(iter(found.refused.values())))
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    if group and not _all_hold(found, group):
-        raise typer.Exit(1)
+    code = _code(found, group or ())
+    if code:
+        raise typer.Exit(code)
 
 
-def _all_hold(found: Any, group: Sequence[str]) -> bool:
+def _code(found: Any, group: Sequence[str]) -> int:
     # With its parameters as knowledge a layer has the symmetry, but nobody demanded that form.
-    return all(found.reports[name].passed for name in group)
+    failed = [found.reports[name] for name in group if not found.reports[name].passed]
+    # Where two equal calls differ nothing was found out.
+    undecided = [not getattr(report, "deterministic", True) for report in failed]
+    return 2 if failed and all(undecided) else 1 if failed else 0
 
 
 def _dtype(name: str | None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -15,7 +16,14 @@ from heedful.lens.symmetry._call import Function, Roles
 from heedful.lens.symmetry._moves import GROUPS, Group
 from heedful.lens.symmetry._report import Report, SymmetryBroken
 from heedful.lens.symmetry._roles import known_roles
-from heedful.lens.symmetry.equivariance import Sampler, check_equivariance, check_numbers, check_permutation
+from heedful.lens.symmetry.equivariance import (
+    Sampler,
+    check_equivariance,
+    check_numbers,
+    check_permutation,
+    check_tokens,
+    check_tolerance,
+)
 from heedful.lens.symmetry.information import InformationReport, check_finite_information
 
 if TYPE_CHECKING:
@@ -76,12 +84,19 @@ class Audit:
             raise SymmetryBroken("\n".join([*failed, *(f"{check}: {why}" for check, why in self.refused.items())]))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """The largest error of each check on a logarithmic scale."""
+        """The largest error of each check on a logarithmic scale; bars end at 10, with what they stand for beside them."""
         ax = axes(ax)
         shown = {check: r for check, r in reversed(self.reports.items()) if isinstance(r, Report)}
         sizes = [min(max(r.largest, 1e-18), 10.0) for r in shown.values()]
         colors = ["tab:blue" if r.passed else "tab:orange" for r in shown.values()]
-        ax.barh([f"{check} ({'holds' if r.passed else 'broken'})" for check, r in shown.items()], sizes, color=colors)
+        bars = ax.barh(
+            [f"{check} ({'holds' if r.passed else 'broken'})" for check, r in shown.items()], sizes, color=colors
+        )
+        told = [
+            "" if r.largest <= 10 else f"{r.largest:.2g}" if isfinite(r.largest) else "not finite"
+            for r in shown.values()
+        ]
+        ax.bar_label(bars, told)
         ax.set(xscale="log", xlabel="largest relative error", title=f"Symmetries of {self.name}")
         return ax
 
@@ -152,6 +167,8 @@ def audit(
             f"checks must be among {', '.join(CHECKS)}; got {', '.join(map(repr, unknown)) or 'none'}"
         )
     check_numbers(d=d, k=k + 1, trials=trials)
+    check_tokens(n, 1)
+    check_tolerance(tol)
     moving: Roles = {}
     if roles == "auto" and isinstance(f, torch.nn.Module):
         try:

@@ -92,11 +92,12 @@ class Callee:
             return self._call(x, z, moves)
         except HeedfulError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            said = "; ".join([str(error), *getattr(error, "__notes__", ())])
             shapes = f"x of shape {tuple(x.shape)}" + ("" if z is None else f" and z of shape {tuple(z.shape)}")
             raise InvalidArgument(
                 f"{self.name} raised {type(error).__name__} for {shapes}{' and a batch axis' * self.batched}: "
-                f"{' '.join(str(error).split())[:200]}. Try batched={not self.batched}, another n or d, or a sampler"
+                f"{' '.join(said.split())[:300]}. Try batched={not self.batched}, another n or d, or a sampler"
             ) from error
 
     def _call(self, x: Tensor, z: Tensor | None, moves: tuple[Move, ...]) -> Tensor:
@@ -111,10 +112,15 @@ class Callee:
         else:
             try:
                 out = self.f(*tensors, **self.arguments)
-            except Exception:
+            except Exception as error:
                 if self._probed:
                     raise
-                out = self.f(*(t.to("cpu", copy=True).numpy() for t in tensors), **self.arguments)
+                try:
+                    out = self.f(*(t.to("cpu", copy=True).numpy() for t in tensors), **self.arguments)
+                except Exception as other:
+                    # It takes neither; which of the two it was made for is not known, and tensors come first.
+                    error.add_note(f"with numpy arrays {type(other).__name__}: {other}")
+                    raise error from None
                 self._numpy = True
         self._probed = True
         found = self._tensor(out)

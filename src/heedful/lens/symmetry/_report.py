@@ -153,10 +153,13 @@ class Report:
             raise SymmetryBroken(str(self))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """The errors of all trials in ascending order, with the noise and the tolerance."""
+        """The errors of all trials in ascending order, with the noise and the tolerance; infinite ones stand on top."""
         ax = axes(ax)
         finite = sorted(max(error, 1e-18) for error in self.errors if math.isfinite(error))
         ax.semilogy(range(1, len(finite) + 1), finite, "o", markersize=3, label="relative error")
+        infinite = range(len(finite) + 1, len(self.errors) + 1)
+        if infinite:
+            ax.semilogy(infinite, [10 * max([1.0, *finite])] * len(infinite), "x", color="tab:red", label="not finite")
         ax.axhline(max(self.noise, 1e-18), linestyle=":", color="gray", label="rounding alone")
         ax.axhline(self.tolerance, linestyle="--", color="black", label="tolerance")
         ax.set(xlabel="trial, by error", ylabel="relative error", title=self.verdict.split(" in ")[0].split(" (")[0])

@@ -64,22 +64,26 @@ def rotation_plan(module: Any) -> RotationPlan:
             raise Unsupported(
                 f"keys and values of size {widths} do not live in the embedding of size {size}; give roles"
             )
-        return RotationPlan(size, known_roles(module))
+        needed = {"out_proj.weight": "cols"} if isinstance(module, nn.MultiheadAttention) else {}
+        return RotationPlan(size, known_roles(module) | needed)
     return llama_plan(module)
 
 
 def _layer_plan(layer: Any) -> RotationPlan:
-    kind, size = type(layer).__name__, int(layer.linear1.in_features)
+    kind, size = type(layer).__name__, int(layer.self_attn.embed_dim)
     norms = {name: getattr(layer, name) for name in ("norm1", "norm2")}
     for name, norm in norms.items():
         if not isinstance(norm, nn.RMSNorm):
             raise Unsupported(
                 f"{kind} cannot be rotated: {name} is {type(norm).__name__}, whose mean and gain single out directions; "
-                "set layer.norm1 = layer.norm2 = torch.nn.RMSNorm(d)"
+                "give it two norms, layer.norm1, layer.norm2 = nn.RMSNorm(d), nn.RMSNorm(d). In eval mode torch's fused layer "
+                "knows LayerNorm alone and raises: torch.backends.mha.set_fastpath_enabled(False)"
             )
     reading = {"norm1": ("self_attn.in_proj_weight",), "norm2": ("linear1.weight",)}
     learned = [name for name, norm in norms.items() if norm.weight is not None]
+    needed = {"linear1.weight": "rows", "linear2.weight": "cols", "self_attn.out_proj.weight": "cols"}
+    roles = known_roles(layer) | needed
     if layer.norm_first and layer.self_attn.in_proj_weight is not None:
-        return RotationPlan(size, known_roles(layer), {f"{name}.weight": reading[name] for name in learned})
+        return RotationPlan(size, roles, {f"{name}.weight": reading[name] for name in learned})
     why = "its output is also added to: set norm_first=True"
-    return RotationPlan(size, known_roles(layer), stuck={f"{name}.weight": why for name in learned})
+    return RotationPlan(size, roles, stuck={f"{name}.weight": why for name in learned})

@@ -85,7 +85,7 @@ def section(subject: Subject) -> Section:
         "positions": places,
         "refused": refused,
     }  # fmt: skip
-    return Section("Symmetry", "\n".join(_wrapped(sentences)), data, html)
+    return Section("Symmetry", "\n".join(_wrapped(sentences)), data, html, result=tuple(rows))
 
 
 def _spread(layers: int, d: int) -> set[int]:

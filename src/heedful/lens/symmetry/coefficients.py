@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,11 @@ class Coefficients:
 
     def combine(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """A x + B z, for vectors of any size."""
+        if (self.B is None) != (z is None):
+            has = "no B" if self.B is None else f"B of shape {tuple(self.B.shape)}"
+            raise InvalidArgument(
+                f"there is {has}; got {'no' if z is None else 'a'} z: give z exactly where f was given one"
+            )
         out = self.A.to(x) @ x
         return out if self.B is None or z is None else out + self.B.to(z) @ z
 
@@ -154,6 +160,8 @@ def coefficient_function(
         if gram.dim() != 2 or gram.shape[0] != size or size <= k:
             raise InvalidArgument(f"gram must be square with more than k = {k} rows; got {tuple(gram.shape)}")
         gram = gram.detach().to("cpu", torch.float64)
+        if not bool(gram.isfinite().all()):
+            raise InvalidArgument("gram holds numbers that are not finite; give inner products of finite vectors")
         values, vectors = torch.linalg.eigh((gram + gram.mT) / 2)
         top = max(float(values[-1]), 1e-300)
         if float((gram - gram.mT).abs().max()) > 1e-6 * top or float(values[0]) < -1e-6 * top:
@@ -197,11 +205,9 @@ def symmetrize(
             generator = torch.Generator().manual_seed(seed)
             signs = [-1 if at % 2 and group != "SO" else 1 for at in range(samples)]
             drawn[d] = [draw(group, d, generator, sign).data for sign in signs]
-        total = torch.zeros_like(inputs[0])
-        for matrix in drawn[d]:
-            q = matrix.to(inputs[0])
-            total = total + f(*(rows @ q.mT for rows in inputs)) @ q
-        return total / samples
+        turns = [matrix.to(inputs[0]) for matrix in drawn[d]]
+        outputs = (f(*(rows @ q.mT for rows in inputs)) @ q for q in turns)
+        return reduce(torch.add, outputs) / samples
 
     return averaged
 
@@ -212,6 +218,8 @@ def _rows(name: str, rows: Tensor) -> Tensor:
         raise InvalidArgument(
             f"{name} must have shape (rows, d), one sequence without a batch; got {tuple(rows.shape)}"
         )
+    if not bool(rows.isfinite().all()):
+        raise InvalidArgument(f"{name} holds numbers that are not finite; give another input")
     return rows
 
 

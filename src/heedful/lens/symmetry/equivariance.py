@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -31,6 +33,12 @@ CAP = 0.1
 # Outputs below this share of the inputs' norm count as zero when errors are divided by their size.
 FLOOR = 1e-3
 
+# A second difference above this share of the step is a jump, ...
+JUMP = 0.05
+
+# ... looked for in so many steps, from so many inputs at most.
+STEPS, INPUTS = 64, 8
+
 
 @dataclass(frozen=True, eq=False)
 class Trial:
@@ -44,6 +52,7 @@ class Trial:
     error: float
     noise: float
     tolerance: float
+    small: bool
 
     @property
     def failed(self) -> bool:
@@ -73,9 +82,9 @@ def check_equivariance(
 
     The error of a trial is $e = |f(XQ^T, ZQ^T) - f(X,Z)Q^T| / |f(X,Z)|$ in Frobenius norms. Moving there and back,
     $e_0 = |f((XQ^T)Q, (ZQ^T)Q) - f(X,Z)| / |f(X,Z)|$ shows what rounding alone does inside f; a trial fails when
-    $e > 50 \max(e_0, \varepsilon\sqrt d)$, and always above 0.1. Before a small error counts, the second difference of f over a
-    tiny step joins $e_0$: it shows a coarser rounding inside, as of a norm that computes in float32. The denominator is the
-    larger of both outputs, and at least a thousandth of the inputs.
+    $e > 50 \max(e_0, \varepsilon\sqrt d)$, and always above 0.1. Before a small error counts, second differences of f over tiny
+    steps join $e_0$: they show a coarser rounding inside, as of a norm that computes in float32 or a product in bfloat16. The
+    denominator is the larger of both outputs, and at least a thousandth of the inputs.
 
     Args:
         f: any function of X `[n, d]` or of X and Z `[k, d]`, in torch or numpy, or a module. A module gets a batch axis of
@@ -87,7 +96,7 @@ def check_equivariance(
             `bias` ($Qb$), `fixed` (the default). `"auto"` knows attention layers of torch, of Hugging Face and our own.
         invariant: tests $f(XQ^T, ZQ^T) = f(X, Z)$ instead; the output may then have any shape.
         sampler: `sampler(generator, n)` returns X or (X, Z); or a list of them, used in turn. Standard normal by default.
-        tol: the relative error to let pass instead of the calibrated one.
+        tol: the relative error to let pass, 0 or more, instead of the calibrated one.
         dtype: what f computes in; by default that of a module, else float64. Moves are made in float64.
         arguments: keyword arguments for every call, as `{"is_causal": True}`.
         shrinking: look for a smaller counterexample.
@@ -108,6 +117,7 @@ def check_equivariance(
         raise InvalidArgument("roles say how a matrix Q moves parameters; a translation has none: leave roles out")
     callee = Callee(f, roles=found, batched=batched, dtype=dtype, arguments=arguments)
     check_numbers(d=d, k=k + 1, trials=trials)
+    check_tolerance(tol)
     callee.check_width(d)
     generator = torch.Generator().manual_seed(seed)
     single = d == 1 and group in ("SO", "permutation")
@@ -120,7 +130,8 @@ def check_equivariance(
             yield run(callee, move, x, z, tol, invariant)
 
     with undisturbed(f):
-        return _report(callee, "embedding", group, d, list(runs()), tol, invariant, notes, shrinking, sampler is None)
+        done, grain = _settled(callee, list(runs()), tol)
+        return _report(callee, "embedding", group, d, done, grain, tol, invariant, notes, shrinking, sampler is None)
 
 
 def check_permutation(
@@ -154,6 +165,7 @@ def check_permutation(
     """
     callee = Callee(f, batched=batched, dtype=dtype, arguments=arguments)
     check_numbers(d=d, k=k + 1, trials=trials)
+    check_tolerance(tol)
     generator = torch.Generator().manual_seed(seed)
 
     def runs() -> Iterator[Trial]:
@@ -164,10 +176,12 @@ def check_permutation(
             yield run(callee, Shuffle("permutation of positions", order), x, z, tol, invariant)
 
     with undisturbed(f):
-        found = list(runs())
+        found, grain = _settled(callee, list(runs()), tol)
         causal = any(t.failed for t in found) and not invariant and _causal(callee, found)
         notes = (CAUSAL,) if causal else ()
-        return _report(callee, "position", "permutation", d, found, tol, invariant, notes, shrinking, sampler is None)
+        return _report(
+            callee, "position", "permutation", d, found, grain, tol, invariant, notes, shrinking, sampler is None
+        )
 
 
 CAUSAL = (
@@ -176,8 +190,10 @@ CAUSAL = (
 )
 
 
-def run(callee: Callee, move: Move, x: Tensor, z: Tensor | None, tol: float | str, invariant: bool) -> Trial:
-    """One trial: f of the moved input, the moved f, and the rounding of going there and back."""
+def run(
+    callee: Callee, move: Move, x: Tensor, z: Tensor | None, tol: float | str, invariant: bool, grain: float = 0.0
+) -> Trial:
+    """One trial: f of the moved input, the moved f, and the rounding of going there and back, or the grain where known."""
     x_moved, z_moved = move.x(x), None if z is None else move.z(z)
     moves = (move, move.inverse()) if callee.roles and isinstance(move, Turn) else ()
     base = callee(x, z)
@@ -192,26 +208,75 @@ def run(callee: Callee, move: Move, x: Tensor, z: Tensor | None, tol: float | st
     expected = base if invariant else move.x(base)
     size = max(float(base.norm()), float(got.norm()), FLOOR * float(x.norm()), 1e-300)
     finite = all(bool(out.isfinite().all()) for out in (base, got, back))
-    noise = float((back - base).norm()) / size if finite else 0.0
+    noise = max(grain, float((back - base).norm()) / size) if finite else 0.0
     error = float((got - expected).norm()) / size if finite else float("inf")
     least = torch.finfo(callee.dtype).eps * x.shape[-1] ** 0.5
     if finite and MARGIN * max(noise, least) < error <= CAP:
-        noise = max(noise, _grain(callee, x, z) / size)
+        bends = _steps(callee, x, z, torch.finfo(callee.dtype).eps ** 0.5, 8)
+        noise = max(noise, max(bends) / size)
     allowed = min(MARGIN * max(noise, least), CAP)
-    return Trial(move, x, z, got, expected, error, noise, allowed if tol == "auto" else float(tol))
+    small = 0.0 < float(base.norm()) < FLOOR * float(x.norm())
+    return Trial(move, x, z, got, expected, error, noise, allowed if tol == "auto" else float(tol), small)
 
 
-def _grain(callee: Callee, x: Tensor, z: Tensor | None) -> float:
-    """How coarsely f computes: its second difference over a step that leaves nothing else of a smooth function.
+def _steps(callee: Callee, x: Tensor, z: Tensor | None, step: float, count: int) -> list[float]:
+    """Second differences of f over random steps near x, relative to the inputs.
 
-    Going there and back changes an input by its last digit, which a function that rounds to float32 inside never sees.
+    A short step leaves nothing of a smooth function's second difference; what remains is its rounding. Going there and
+    back cannot show that: it changes an input by its last digit, which a function that rounds inside never sees.
     """
-    step, generator = torch.finfo(callee.dtype).eps ** 0.5, torch.Generator().manual_seed(0)
-    base, found = callee(x, z), 0.0
-    # One step may well stay between two coarse numbers.
-    for _ in range(8):
-        tilt = step * x * torch.randn(x.shape, generator=generator, dtype=x.dtype)
-        found = max(found, float((callee(x + tilt, z) + callee(x - tilt, z) - 2 * base).norm()))
+    generator, found = torch.Generator().manual_seed(0), []
+    given = [x] if z is None else [x, z]
+
+    def scatter(size: float) -> list[Tensor]:
+        return [size * torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in given]
+
+    for _ in range(count):
+        # From x itself all steps would meet the same coarse numbers, or none.
+        near = [t * (1 + tilt) for t, tilt in zip(given, scatter(128 * step), strict=True)]
+        tilts = scatter(step)
+        below, at, above = (
+            callee(*(t * (1 + s * tilt) for t, tilt in zip(near, tilts, strict=True)))  # type: ignore[arg-type]
+            for s in (-1.0, 0.0, 1.0)
+        )
+        found.append(float((above + below - 2 * at).norm()))
+    return found
+
+
+def _settled(callee: Callee, trials: list[Trial], tol: float | str) -> tuple[list[Trial], float]:
+    """The trials with a tolerance that knows the grain of f, and the grain; it is asked for where an error may be that."""
+    doubtful = [trial for trial in trials if trial.failed and trial.error <= CAP]
+    if tol != "auto" or not doubtful:
+        return trials, 0.0
+    others = [trial for trial in trials if trial.error <= CAP and not trial.failed]
+    grain = _grain(callee, [*doubtful[: INPUTS // 2], *others, *doubtful[INPUTS // 2 :]][:INPUTS])
+    noises = [max(trial.noise, grain) for trial in trials]
+    return [
+        replace(trial, noise=noise, tolerance=max(trial.tolerance, min(MARGIN * noise, CAP)))
+        for trial, noise in zip(trials, noises, strict=True)
+    ], grain
+
+
+def _grain(callee: Callee, trials: list[Trial]) -> float:
+    """The largest relative jump of a function that rounds to float32 or bfloat16 inside; 0 where it does not.
+
+    A step of eps/32 takes each number over the border of two coarse ones in more than one of twenty cases, and f jumps.
+    Jumps and kinks of a fine function are met far less often, and its bends are nothing beside the step.
+    """
+    found = 0.0
+    for coarse in (torch.float32, torch.bfloat16):
+        eps = torch.finfo(coarse).eps
+        if eps < torch.finfo(callee.dtype).eps:
+            continue
+        seen, wanted, largest = 0, 0.0, 0.0
+        for trial in trials:
+            size = max(float(trial.got.norm()), FLOOR * float(trial.x.norm()))
+            bends = _steps(callee, trial.x, trial.z, eps / 32, -(-STEPS // len(trials)))
+            jumps = [bend / size for bend in bends if JUMP * eps / 32 * size < bend <= CAP * size]
+            seen, largest = seen + len(jumps), max(largest, *jumps, 0.0)
+            wanted += len(bends) * (1 - math.exp(-trial.x.numel() / 20)) / 3
+        if seen > wanted:
+            found = max(found, largest)
     return found
 
 
@@ -219,9 +284,9 @@ def _inputs(
     sampler: Sampler | None, n: int | Sequence[int], d: int, k: int, generator: torch.Generator, least: int
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Inputs without end, in float64; n changes with every second one."""
-    lengths = [n] if isinstance(n, int) else list(n)
-    if not lengths or min(lengths) < least:
-        raise InvalidArgument(f"n must hold numbers of tokens from {least} on; got {n}")
+    lengths = check_tokens(n, least)
+    if sampler is not None and not callable(sampler) and not len(sampler):
+        raise InvalidArgument("the sampler holds no inputs; give at least one X [n, d] or (X, Z), or a function")
     at = 0
     while True:
         length = lengths[at // 2 % len(lengths)]
@@ -249,6 +314,20 @@ def check_numbers(**sizes: int) -> None:
             raise InvalidArgument(f"{name} must be {what}")
 
 
+def check_tokens(n: int | Sequence[int], least: int) -> list[int]:
+    """The numbers of tokens to go through, refused where one is too small."""
+    lengths = [n] if isinstance(n, int) else list(n)
+    if not lengths or not all(isinstance(length, Integral) and length >= least for length in lengths):
+        raise InvalidArgument(f"n must hold numbers of tokens from {least} on; got {n}")
+    return lengths
+
+
+def check_tolerance(tol: Any) -> None:
+    """Refuses what is no tolerance."""
+    if tol != "auto" and not (isinstance(tol, Real) and math.isfinite(tol) and float(tol) >= 0):
+        raise InvalidArgument(f"tol must be 'auto' or a number from 0 on; got {tol!r}")
+
+
 def _causal(callee: Callee, trials: list[Trial]) -> bool:
     """Whether changing the last row leaves the other outputs alone, while changing the first does not."""
     x, z = next(((t.x, t.z) for t in trials if t.failed and len(t.x) > 1), (trials[-1].x, trials[-1].z))
@@ -262,8 +341,8 @@ def _causal(callee: Callee, trials: list[Trial]) -> bool:
 
 
 def _report(
-    callee: Callee, symmetry: str, group: str, d: int, trials: list[Trial], tol: float | str, invariant: bool,
-    notes: tuple[str, ...], shrinking: bool, free: bool,
+    callee: Callee, symmetry: str, group: str, d: int, trials: list[Trial], grain: float, tol: float | str,
+    invariant: bool, notes: tuple[str, ...], shrinking: bool, free: bool,
 ) -> Report:  # fmt: skip
     failed = [trial for trial in trials if trial.failed]
     first = trials[0]
@@ -276,12 +355,21 @@ def _report(
     if not any(bool(trial.expected.any()) for trial in trials):
         notes += ("vacuous: f gave zeros alone",)
     if not failed and tol == "auto" and max(t.tolerance for t in trials) >= CAP:
-        notes += (f"weak: rounding in {callee.dtype} hides errors up to {CAP:g}; give dtype=torch.float64",)
+        where, ask = f"in {callee.dtype}", "give dtype=torch.float64"
+        if grain or callee.dtype == torch.float64:
+            where, ask = "inside f", "let it compute in float64"
+        notes += (f"weak: rounding {where} hides errors up to {CAP:g}; {ask}",)
+    small = sum(trial.small for trial in trials)
+    if small and not failed:
+        notes += (
+            f"weak: outputs are below {FLOOR:g} of the inputs in {small} of {len(trials)} trials, and errors are measured "
+            "against that: multiply f by a number",
+        )
     example = None
     if failed and same:
         worst = failed[0]
         if shrinking:
-            worst = shrink(lambda m, x, z: run(callee, m, x, z, tol, invariant), failed, group, symmetry, free)
+            worst = shrink(lambda m, x, z: run(callee, m, x, z, tol, invariant, grain), failed, group, symmetry, free)
         reason = "the output is not finite" if worst.error == float("inf") else ""
         example = Counterexample(worst.move.name, worst.move.data, worst.x, worst.z, worst.got, worst.expected,
                                  worst.error, worst.tolerance, reason)  # fmt: skip

@@ -25,7 +25,7 @@ class InformationReport:
 
     Attributes:
         accepted: the lengths that ran (or were made, for a factory); `refused`: the others with what they raised.
-        limit: the largest length that runs, where some do not.
+        limit: the largest length that runs, where none above was seen to run.
         tensors: parameters and buffers that grow with the length, with their shapes.
     """
 
@@ -37,7 +37,7 @@ class InformationReport:
 
     @property
     def passed(self) -> bool:
-        """Every length runs, and no tensor is as long as the sequence."""
+        """Every length runs, and no tensor was found to be tied to the length."""
         return not self.refused and not self.tensors
 
     @property
@@ -45,7 +45,12 @@ class InformationReport:
         """The outcome in one line."""
         if self.passed:
             return f"{self.name}: length independence HOLDS for n = {', '.join(map(str, self.accepted))}"
-        limit = f", n = {self.limit} is the most it takes" if self.limit is not None else ""
+        limit = ""
+        if self.limit is not None:
+            limit = f", n = {self.limit} is the most it takes"
+        elif self.refused:
+            ran, not_ran = (", ".join(map(str, sorted(lengths))) for lengths in (self.accepted, self.refused))
+            limit = f", runs for n = {ran}, not for n = {not_ran}"
         grows = ", ".join(f"{name} {shape}" for name, shape in self.tensors.items())
         return f"{self.name}: length independence BROKEN{limit}{f'; tied to the length: {grows}' if grows else ''}"
 
@@ -78,7 +83,8 @@ def check_finite_information(
     """Tests the finite information principle: parameters do not depend on the length (Ma & Ying 2023, Assumption 3.1).
 
     A function or module must run for every length; where one is refused, the exact limit is searched, and parameters and
-    buffers that have it as a size are named. A factory n -> module is asked for modules of two lengths, and the tensors whose
+    buffers that have it as a size are named. Where all run and a tensor has the largest as a size, one more token tells
+    whether that is chance. A factory n -> module is asked for modules of two lengths, and the tensors whose
     shapes differ are named. Tables that happen to be longer than all `lengths` are not found: give longer ones.
 
     Args:
@@ -114,20 +120,29 @@ def check_finite_information(
         if not accepted:
             raise InvalidArgument(f"{callee.name} runs for no length: {next(iter(refused.values()))}")
         limit = None
-        above = [n for n in refused if n > accepted[-1]]
+        low = accepted[-1]
+        above = [n for n in refused if n > low]
         if above:
-            low, high = accepted[-1], above[0]
+            high = above[0]
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (middle, high) if refusal(middle) is None else (low, middle)
-            limit = low
-    length = accepted[-1] if limit is None else limit
-    return InformationReport(callee.name, accepted, refused, limit, _as_long_as(f, length, d, refused))
+                answers[middle] = refusal(middle)
+                low, high = (middle, high) if answers[middle] is None else (low, middle)
+            # What takes even lengths alone, say, has no limit.
+            answers |= {n: refusal(n) for n in (low + 2, low + 3) if n not in answers}
+            if all((why is None) == (n <= low) for n, why in answers.items()):
+                limit = low
+            else:
+                refused = {n: why for n, why in sorted(answers.items()) if why is not None}
+                accepted = tuple(sorted(answers.keys() - refused.keys()))
+        # One more token tells a table from a size that is the length by chance.
+        tied = limit is not None or (not refused and refusal(low + 1) is not None)
+    return InformationReport(callee.name, accepted, refused, limit, _as_long_as(f, low) if tied else {})
 
 
-def _as_long_as(f: Any, length: int, d: int, refused: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    """Tensors with a size equal to the length; a coincidence with d is only suspected where lengths were refused."""
-    if not isinstance(f, nn.Module) or (length == d and not refused):
+def _as_long_as(f: Any, length: int) -> dict[str, tuple[int, ...]]:
+    """Tensors with a size equal to the length."""
+    if not isinstance(f, nn.Module):
         return {}
     named = [*f.named_parameters(), *f.named_buffers()]
     return {name: tuple(tensor.shape) for name, tensor in named if length in tensor.shape}

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges.rotation import RotationPlan
 from heedful.lens._plot import axes
-from heedful.lens.symmetry._call import Callee, Roles, undisturbed
+from heedful.lens.symmetry._call import Callee, Roles
 from heedful.lens.symmetry._moves import haar
+from heedful.lens.symmetry._probe import Probe, Turning, apart, measure, restored
 from heedful.lens.symmetry._roles import rotation_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["Outliers", "Rotation", "hadamard", "rotate_"]
-
-Turning = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,10 @@ class Outliers:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What `rotate_` did. `change` and `outliers` are there if a probe was given."""
+    """What `rotate_` did. `change` and `outliers` are there if a probe was given.
+
+    `checked` is how far outputs moved on random inputs; None where roles were given, or the model did not run.
+    """
 
     model: str
     kind: str
@@ -46,6 +48,7 @@ class Rotation:
     moved: int
     absorbed: int
     untied: bool
+    checked: float | None = None
     change: float | None = None
     outliers: tuple[Outliers, ...] = field(default=(), repr=False)
 
@@ -68,8 +71,9 @@ class Rotation:
             f"{self.model}: embedding of size {self.size} turned ({self.kind}), {self.moved} tensors moved, "
             f"{self.absorbed} gains absorbed{', head untied from the embedding table' if self.untied else ''}"
         ]
-        if self.change is not None:
-            lines.append(f"  largest relative change of the outputs on the probe: {self.change:.2g}")
+        for where, change in (("random inputs", self.checked), ("the probe", self.change)):
+            if change is not None:
+                lines.append(f"  largest relative change of the outputs on {where}: {change:.2g}")
         if self.outliers:
             lines.append("  max / rms of a token   before  after")
             lines += [f"  {one.layer:<21}  {one.before:>6.2f}  {one.after:>5.2f}" for one in self.outliers]
@@ -78,7 +82,7 @@ class Rotation:
 
 def rotate_(
     model: nn.Module,
-    rotation: Tensor | Literal["random", "hadamard"] = "random",
+    rotation: Tensor | np.ndarray[Any, Any] | Literal["random", "hadamard"] = "random",
     *,
     roles: Roles | Literal["auto"] = "auto",
     probe: Any = None,
@@ -88,14 +92,17 @@ def rotate_(
 
     A language model computes the same logits afterwards; a layer computes $f(XQ^T) = f(X)\,Q^T$. The gain of an RMSNorm does not
     commute with Q: it is first multiplied into the weights that read it (as SliceGPT and QuaRot do), and a head that is
-    tied to the embedding table gets its own weight for that. Everything is checked first: a refusal changes nothing.
+    tied to the embedding table gets its own weight for that. What can be known is checked first. Afterwards outputs on a few
+    random inputs are compared: where they moved by more than rounding, every weight gets its old value back. A copy of the
+    weights is kept for that until the end, on the CPU. A refusal changes nothing.
 
     Args:
         model: `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` or our `Block` with RMSNorm, `KnowledgeAttention`, or a
             Hugging Face model of Llama's shape (Llama, Mistral, Qwen2). Others are refused, unless `roles` are given.
         rotation: an orthogonal Q `[d, d]`, `"random"` (Haar), or `"hadamard"` ($Q = H\,\mathrm{diag}(\pm1)/\sqrt d$ by the fast
             transform), which spreads outliers over all coordinates for quantisation.
-        roles: parameter names or patterns -> role, as in `check_equivariance`; gains are then left alone.
+        roles: parameter names or patterns -> role, as in `check_equivariance`; gains are then left alone, and outputs may
+            move.
         probe: inputs for a language model (a tensor, or a dict of arguments): outputs are compared before and after, activations
             before each layer measured.
 
@@ -108,19 +115,28 @@ def rotate_(
     >>> torch.allclose(layer(x @ q.T, x @ q.T, x @ q.T)[0], before @ q.T)
     True
     """
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model must be a torch module; got {kind}")
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise Unsupported(f"{type(model).__name__} has no weights yet (device meta); load them first")
+        raise Unsupported(f"{kind} has no weights yet (device meta); load them first")
     plan = rotation_plan(model) if roles == "auto" else _given_plan(model, roles)
-    kind, turn = _turning(rotation, plan.size, seed)
+    how, turn = _turning(rotation, plan.size, seed)
     weights = dict(model.named_parameters(remove_duplicate=False))
-    _check(type(model).__name__, plan, weights)
-    outputs, before = _measure(model, probe, plan.layers)
-    untied = _absorb_gains(model, plan, weights)
-    moved = _move(plan, weights, turn)
-    again, after = _measure(model, probe, plan.layers)
-    change = None if outputs is None or again is None else float((again - outputs).norm() / outputs.norm())
+    _check(kind, plan, weights)
+    gains = _gains(kind, plan, weights)
+    outputs, before = measure(model, probe, plan.layers)
+    unseen = Probe(model, plan) if roles == "auto" else None
+    with restored(model, plan, weights):
+        untied = _absorb_gains(model, plan, gains, weights)
+        moved = _move(plan, weights, turn)
+        checked = None if unseen is None else unseen.change(turn)
+        again, after = measure(model, probe, plan.layers)
+    change = None
+    if outputs is not None and again is not None:
+        change = apart(again, turn(outputs) if unseen is not None and plan.turned else outputs)
     found = tuple(Outliers(name, before[name], after[name]) for name in plan.layers if name in before)
-    return Rotation(type(model).__name__, kind, plan.size, moved, len(plan.gains), untied, change, found)
+    return Rotation(kind, how, plan.size, moved, len(gains), untied, checked, change, found)
 
 
 def hadamard(x: Tensor) -> Tensor:
@@ -189,7 +205,7 @@ def _prime(number: int) -> bool:
     return number > 2 and all(number % i for i in range(2, isqrt(number) + 1))
 
 
-def _turning(rotation: Tensor | str, size: int, seed: int) -> tuple[str, Turning]:
+def _turning(rotation: Tensor | np.ndarray[Any, Any] | str, size: int, seed: int) -> tuple[str, Turning]:
     """The name of a rotation, and x -> x Q^T along the last axis."""
     generator = torch.Generator().manual_seed(seed)
     if isinstance(rotation, str):
@@ -201,6 +217,13 @@ def _turning(rotation: Tensor | str, size: int, seed: int) -> tuple[str, Turning
             raise InvalidArgument(f"rotation must be a matrix, 'random' or 'hadamard'; got {rotation!r}")
         q, name = haar(size, generator), rotation
     else:
+        if isinstance(rotation, np.ndarray) and rotation.dtype.kind in "fiu":
+            rotation = torch.from_numpy(rotation.astype(np.float64))
+        if not isinstance(rotation, Tensor) or rotation.is_complex():
+            what = f"{type(rotation).__name__} {getattr(rotation, 'dtype', '')}".strip()
+            raise InvalidArgument(
+                f"rotation must be a matrix of real numbers, in torch or numpy, 'random' or 'hadamard'; got {what}"
+            )
         q, name = rotation.detach().to(torch.float64), "given"
         if q.shape != (size, size):
             raise InvalidArgument(f"rotation of shape {tuple(q.shape)}, expected ({size}, {size}), the embedding's")
@@ -223,8 +246,19 @@ def _given_plan(model: nn.Module, roles: Roles) -> RotationPlan:
 
 def _check(kind: str, plan: RotationPlan, weights: Mapping[str, Tensor]) -> None:
     """Refuses whatever would go wrong halfway."""
-    for name, role in plan.roles.items():
-        weight = weights[name]
+    seen: dict[int, tuple[str, str]] = {}
+    readers = [reader for reading in plan.gains.values() for reader in reading]
+    for name, role in (dict.fromkeys((*plan.gains, *plan.stuck, *readers), "fixed") | plan.roles).items():
+        weight = weights.get(name)
+        if weight is None:
+            raise Unsupported(f"{kind} cannot be rotated: {name} is no parameter; rotate before quantising")
+        if weight.is_inference() and not torch.is_inference_mode_enabled():
+            raise Unsupported(
+                f"{name} was made under torch.inference_mode and cannot be changed; load the model outside it"
+            )
+        first, same = seen.setdefault(id(weight), (name, role))
+        if same != role:
+            raise Unsupported(f"{first} ({same}) and {name} ({role}) are the same tensor, which cannot move both ways")
         if role == "fixed":
             continue
         if not weight.is_floating_point():
@@ -240,14 +274,38 @@ def _check(kind: str, plan: RotationPlan, weights: Mapping[str, Tensor]) -> None
             raise Unsupported(f"{kind} cannot be rotated: the gain {name} can be multiplied into no weight, {why}")
 
 
+def _gains(kind: str, plan: RotationPlan, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+    """Each gain once, with one name for each weight that reads it, however many norms and layers share them."""
+    found: dict[int, tuple[str, dict[int, str]]] = {}
+    through: dict[int, int] = {}
+    for name, readers in plan.gains.items():
+        gain = weights[name]
+        _, reading = found.setdefault(id(gain), (name, {}))
+        for reader in readers:
+            other = through.setdefault(id(weights[reader]), id(gain))
+            if other != id(gain) and not all(_ones(weights[one]) for one in (name, found[other][0])):
+                raise Unsupported(
+                    f"{kind} cannot be rotated: {reader} is read through two gains, {found[other][0]} and {name}, and can be "
+                    "multiplied by one alone; give each its own weight"
+                )
+            reading.setdefault(id(weights[reader]), reader)
+    return {name: tuple(reading.values()) for name, reading in found.values()}
+
+
+def _ones(gain: Tensor) -> bool:
+    return bool((gain == 1).all())
+
+
 @torch.no_grad()
-def _absorb_gains(model: Any, plan: RotationPlan, weights: dict[str, nn.Parameter]) -> bool:
+def _absorb_gains(
+    model: Any, plan: RotationPlan, gains: Mapping[str, tuple[str, ...]], weights: dict[str, nn.Parameter]
+) -> bool:
     """Multiplies gains into the weights that read them; returns whether a tied head got its own weight."""
     untied = False
-    for name, readers in plan.gains.items():
+    for name, readers in gains.items():
         gain = weights[name].double()
         # A gain of ones needs nothing, and leaves a tied head tied.
-        if bool((gain == 1).all()):
+        if _ones(gain):
             continue
         for reader in readers:
             if plan.tied is not None and reader == f"{plan.tied}.weight":
@@ -283,31 +341,3 @@ def _move(plan: RotationPlan, weights: Mapping[str, nn.Parameter], turn: Turning
         weight.copy_(wide)
         moved.add(id(weight))
     return len(moved)
-
-
-def _measure(model: nn.Module, probe: Any, layers: tuple[str, ...]) -> tuple[Tensor | None, dict[str, float]]:
-    """The output on the probe, and max / rms of what enters each layer."""
-    if probe is None:
-        return None, {}
-    found: dict[str, float] = {}
-    with undisturbed(model), _watched(model, layers, found):
-        out = model(**probe) if isinstance(probe, Mapping) else model(probe)
-    out = next(iter(out.values())) if isinstance(out, Mapping) else out[0] if isinstance(out, tuple) else out
-    return out.double(), found
-
-
-@contextmanager
-def _watched(model: nn.Module, layers: tuple[str, ...], found: dict[str, float]) -> Iterator[None]:
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def measure(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            h = (inputs[0] if inputs else named["hidden_states"]).double()
-            found[name] = float((h.abs().amax(-1) / h.square().mean(-1).sqrt().clamp_min(1e-30)).mean())
-
-        return measure
-
-    handles = [model.get_submodule(name).register_forward_pre_hook(hook(name), with_kwargs=True) for name in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
