@@ -337,7 +337,7 @@ def test_configurations_that_tell_no_shape(tmp_path):
         depth.audit(str(tmp_path))
 
 
-def test_an_unknown_family_is_counted_without_norms(tmp_path):
+def test_an_unknown_family_is_estimated(tmp_path):
     config = {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -350,7 +350,7 @@ def test_an_unknown_family_is_counted_without_norms(tmp_path):
         found = depth.audit(source)
         assert not found.exact
         assert found.params == 12 * 2 * 64**2 + 640
-    assert "without norms and biases" in str(found)
+    assert "estimated: this family is not known" in str(found)
 
 
 def test_bart_adds_up_its_stacks():

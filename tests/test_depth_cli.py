@@ -89,6 +89,28 @@ def test_plan_writes_a_configuration(run, tmp_path):
     assert json.loads(run("plan", "85M", "--hf", "gpt2")[1])["n_layer"] == 23
 
 
+def test_plan_writes_nothing_that_it_should_not(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run("plan", "85M", "--hf", "gpt2", "--out", "~/model")
+    assert code == 0
+    assert f"wrote {tmp_path / 'home' / 'model' / 'config.json'}" in out
+    assert not (tmp_path / "~").exists()
+    code, _, err = run("plan", "1B", "--multiple-of", 100_000, "--hf", "gpt2", "--out", tmp_path / "far")
+    assert (code, (tmp_path / "far").exists()) == (2, False)
+    assert "misses the budget" in err
+    (tmp_path / "file").write_text("mine")
+    code, _, err = run("plan", "85M", "--hf", "gpt2", "--out", tmp_path / "file")
+    assert (code, err) == (2, f"heedful: {tmp_path / 'file'} exists; name another folder\n")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_command_plans_what_the_function_plans(run):
+    for arguments, options in ((("85M",), {"params": "85M"}), (("--memory", "80GiB"), {"memory": "80GiB"})):
+        assert json.loads(run("plan", *arguments, "--json")[1]) == depth.plan(**options).to_dict()
+    assert json.loads(run("plan", "--audit", "gpt2", "--law", "constant_aspect", "--json")[1])["verdict"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +121,16 @@ def test_plan_writes_a_configuration(run, tmp_path):
         (("plan", "1B", "--out", "somewhere"), "--hf"),
         (("plan", "1B", "--hf", "mamba"), "no configuration of kind"),
         (("plan", "--audit", "no/such"), "not downloaded"),
+        (("plan", "--audit", ""), "'' is no folder"),
+        (("plan", ""), "got ''"),
+        (("plan", "1B", "--audit", "gpt2"), "--audit goes with --law and --json alone; drop BUDGET"),
+        (("plan", "--table", "1B"), "--table goes with --json alone; drop BUDGET"),
+        (("plan", "--table", "--audit", "gpt2"), "drop --audit"),
+        (("plan", "--audit", "gpt2", "--vocab", "5"), "drop --vocab"),
+        (("plan", "--audit", "gpt2", "--vocab", "50257"), "drop --vocab"),
+        (("plan", "--audit", "gpt2", "--hf", "llama", "--gated"), "drop --hf, --gated"),
+        (("plan", "--audit", "x", "--out", "y"), "drop --out"),
+        (("plan", "1B", "--head-dim", "63"), "misses the budget"),
         (("seprank", "--depth", "2", "--width", "4", "--heads", "3"), "do not divide"),
         (("seprank", "--depth", "4", "--width", "4"), "grid"),
     ],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,44 @@ ALIASES = {
     "width": ("hidden_size", "n_embd", "d_model", "dim"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"),
-    "ffn": ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim"),
+    "ffn": (
+        "intermediate_size",
+        "n_inner",
+        "d_ff",
+        "ffn_dim",
+        "hidden_dim",
+        "encoder_ffn_dim",
+        "d_inner",
+        "dff",
+        "ffn_hidden_size",
+    ),
     "head_dim": ("head_dim", "d_kv"),
-    "kv_heads": ("num_key_value_heads",),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "embedding_rank": ("embedding_size", "word_embed_proj_dim"),
     "vocab": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "n_ctx"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "active_experts": ("num_experts_per_tok", "moe_topk", "top_k_experts"),
 }
+# Sizes that may be nought; the others are one at least, and none is above the largest.
+MAY_BE_NONE = {"vocab", "context", "experts", "active_experts"}
+LARGEST = 2**31 - 1
+
+# How a class's name ends: whether a language model's output is in it, or labels, or neither.
+HEADS = {
+    **dict.fromkeys(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"), "words"),
+    "ForImageClassification": "labels",
+    "Model": "",
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a model type adds to the matrices of its layers: norms, biases and tables; `None` defaults are read off the config.
+    """What a model type adds to the matrices of its layers: norms, biases and tables.
 
-    `norm` is the number of parameters of a norm per channel (2 with a bias), `norms` the norms in a layer.
+    `norm` is the number of parameters of a norm per channel (2 with a bias), `norms` the norms in a layer. `keys` names what a
+    configuration may change: key -> the fields that it sets. The count holds where `usual` keys have these values and `needs`
+    are among the sizes; elsewhere it is an estimate.
     """
 
     causal: bool = True
@@ -43,30 +67,52 @@ class Family:
     qk_norm: bool = False
     learned_positions: int | None = 0  # added to the context; None where positions are no parameters
     embedding_norm: bool = False
+    types: bool = False
     final_norm: bool = True
     pooler: bool = False
+    crosses: bool = False  # reads add_cross_attention
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    usual: Mapping[str, object] = field(default_factory=dict)
+    needs: tuple[str, ...] = ("vocab", "ffn")
 
 
-_ENCODER = Family(causal=False, embedding_norm=True, final_norm=False, pooler=True)
+_ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "out_bias")}
+_ENCODER = Family(causal=False, embedding_norm=True, types=True, final_norm=False, pooler=True)
 _LLAMA = Family(gated=True, tied=False, norm=1, qkv_bias=False, out_bias=False, ffn_bias=False, learned_positions=None)
+_GROUPED = replace(_LLAMA, needs=("vocab", "ffn", "kv_heads"))
+_GEMMA = replace(_LLAMA, tied=True, keys=_ATTENTION_BIAS, needs=("vocab", "ffn", "kv_heads", "head_dim"))
 FAMILIES = {
-    "gpt2": Family(),
-    "opt": Family(learned_positions=2),
-    "gpt_neox": Family(tied=False, learned_positions=None),
-    "bert": _ENCODER,
-    "roberta": _ENCODER,
-    "distilbert": Family(causal=False, embedding_norm=True, final_norm=False),
-    "albert": _ENCODER,
-    "vit": Family(causal=False, pooler=True),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA,
-    "gemma": Family(**{**vars(_LLAMA), "tied": True}),
-    "qwen2": Family(**{**vars(_LLAMA), "qkv_bias": True}),
-    "qwen3": Family(**{**vars(_LLAMA), "qk_norm": True}),
-    "t5": Family(causal=False, norm=1, qkv_bias=False, out_bias=False, ffn_bias=False, learned_positions=None),
+    "gpt2": Family(crosses=True, needs=("vocab",)),
+    "opt": Family(
+        learned_positions=2,
+        keys={"enable_bias": ("qkv_bias", "out_bias", "ffn_bias"), "do_layer_norm_before": ("final_norm",)},
+        usual={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+    ),
+    "gpt_neox": Family(tied=False, learned_positions=None, keys=_ATTENTION_BIAS),
+    "bert": replace(_ENCODER, crosses=True),
+    "roberta": replace(_ENCODER, crosses=True),
+    "distilbert": replace(_ENCODER, types=False, pooler=False),
+    "albert": replace(_ENCODER, needs=("vocab", "ffn", "embedding_rank")),
+    "vit": Family(causal=False, pooler=True, keys={"qkv_bias": ("qkv_bias",)}, needs=("ffn",)),
+    "llama": replace(_LLAMA, keys=_ATTENTION_BIAS | {"mlp_bias": ("ffn_bias",)}),
+    "mistral": _GROUPED,
+    "mixtral": replace(_GROUPED, needs=(*_GROUPED.needs, "experts")),
+    "gemma": _GEMMA,
+    "gemma2": replace(_GEMMA, norms=4),
+    "gemma3_text": replace(_GEMMA, norms=4, qk_norm=True),
+    "qwen2": replace(_GROUPED, qkv_bias=True),
+    "qwen3": replace(_GEMMA, tied=False, qk_norm=True),
+    # Whether an output table of its own is made where the configuration asks for one depends on the version.
+    "t5": replace(
+        _LLAMA,
+        causal=False,
+        gated=False,
+        tied=True,
+        usual={"tie_word_embeddings": True, "is_decoder": False},
+        needs=("vocab", "ffn", "head_dim"),
+    ),
 }
-FAMILIES["mt5"] = FAMILIES["t5"]
+FAMILIES["mt5"] = replace(FAMILIES["t5"], gated=True)
 
 # What `make` can write: the class of the configuration and of the model it is for.
 KINDS = {
@@ -114,7 +160,8 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
     """The sizes in a configuration, under the names of `heedful.lens.depth.Shape`, whatever its family calls them.
 
     Aliases as Hugging Face uses them: width is hidden_size, n_embd, d_model or dim, and so on. Encoder and decoder layers are
-    added up. `extra` counts norms, biases and small tables where the family is known, and is None where it is not.
+    added up; `part` says where the class has one of them alone. `extra` counts norms, biases, small tables and the head of the
+    class in `architectures`, and is None where that is not known.
 
     >>> found = sizes({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024})
     >>> found["layers"], found["width"], found["ffn"], found["tied"]
@@ -124,71 +171,115 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
         raise InvalidArgument("this configuration holds two models; give its text_config or its vision_config")
     kind = str(config.get("model_type", ""))
     family = FAMILIES.get(kind)
-    width, layers, heads = (_need(config, name) for name in ("width", "layers", "heads"))
-    decoder = config.get("num_decoder_layers", layers) if kind in ("t5", "mt5") else 0
-    if "decoder_layers" in config and "encoder_layers" in config:
-        layers, decoder = int(config["encoder_layers"]), int(config["decoder_layers"])
-    head_dim = _find(config, "head_dim") or width // heads
+    width = _need(config, "width")
+    layers, cross, part = _stacks(config, kind)
+    heads = _need(config, "heads")
+    shared = {}
+    if kind == "albert":
+        each = _number(config, "inner_group_num", 1)
+        shared, layers = {"stored_layers": _number(config, "num_hidden_groups", 1) * each}, layers * each
+    elif _flag(config, "add_cross_attention", False) and (family is None or family.crosses):
+        cross = layers
+    kv = _find(config, "kv_heads") or heads
+    if _flag(config, "multi_query", False) and not _flag(config, "new_decoder_architecture", False):
+        kv = 1
+    head_dim, rank = _find(config, "head_dim"), _find(config, "embedding_rank")
+    if head_dim is None and width % heads:
+        raise InvalidArgument(
+            f"{heads} heads do not divide width {width}; correct the configuration or name a head_dim"
+        )
+    experts = _find(config, "experts") or 0
     found = {
-        "layers": layers + decoder,
+        "layers": layers,
         "width": width,
         "heads": heads,
-        "kv_heads": _find(config, "kv_heads") or heads,
-        "head_dim": head_dim,
-        "ffn": config.get("moe_intermediate_size") or _find(config, "ffn") or 4 * width,
-        "gated": _is_gated(config, family),
+        "kv_heads": kv,
+        "head_dim": head_dim or width // heads,
+        "ffn": _number(config, "moe_intermediate_size", 0) or _find(config, "ffn") or 4 * width,
+        "gated": _is_gated(config, kind, family),
         "vocab": _find(config, "vocab") or 0,
-        "tied": bool(config.get("tie_word_embeddings", family.tied if family else True)),
+        # A class without an output has no table for it.
+        "tied": _flag(config, "tie_word_embeddings", family.tied if family else True) or _head(config) != "words",
         "context": _find(config, "context") or 0,
-        "embedding_rank": config.get("embedding_size"),
-        "stored_layers": config.get("num_hidden_groups", layers + decoder) if kind == "albert" else None,
-        "experts": _find(config, "experts") or 0,
-        "active_experts": _find(config, "active_experts") or 0,
-        "cross_layers": decoder,
+        # ALBERT maps the embedding to the width even where they are equal.
+        "embedding_rank": None if rank == width and kind != "albert" else rank,
+        "experts": experts,
+        # A config that a model was given keeps its class's defaults; one written by hand may name experts alone.
+        "active_experts": _find(config, "active_experts") or min(experts, 1),
+        "cross_layers": cross,
         "causal": family.causal if family else not config.get("is_encoder_decoder", False),
         "family": kind,
+        "part": part,
     }
-    if "patch_size" in config:
-        patch = config["patch_size"]
-        pixels = patch**2 if isinstance(patch, int) else patch[0] * patch[1]
-        found |= {"patch": pixels * int(config.get("num_channels", 3)), "vocab": 0, "causal": False}
-    if found["embedding_rank"] == width:
-        found["embedding_rank"] = None
-    # A config that a model was given keeps its class's defaults; one written by hand may name experts alone.
-    if found["experts"] and not found["active_experts"]:
-        found["active_experts"] = 1
-    return found | {"extra": extra_params(found, config) if family else None}
+    if config.get("patch_size") is not None:
+        high, wide = _pair(config, "patch_size")
+        found |= {"patch": high * wide * _number(config, "num_channels", 3), "vocab": 0, "causal": False}
+    found |= shared
+    return found | {"extra": extra_params(found, config)}
 
 
-def extra_params(found: dict[str, Any], config: dict[str, Any] | None = None) -> int:
-    """Parameters beside matrices and token embeddings: norms, biases, positions, types, pooler."""
+def _stacks(config: dict[str, Any], kind: str) -> tuple[int, int, str]:
+    """Layers, how many of them attend to an encoder, and which part of an encoder and a decoder this is, if not both."""
+    if "decoder_layers" in config and "encoder_layers" in config:
+        encoder, decoder = _number(config, "encoder_layers", 0, 0), _number(config, "decoder_layers", 0, 0)
+    elif "num_decoder_layers" in config or kind in ("t5", "mt5"):
+        encoder = _need(config, "layers")
+        decoder = _number(config, "num_decoder_layers", encoder, 0)
+    else:
+        return _need(config, "layers"), 0, ""
+    if _flag(config, "is_encoder_decoder", True) and not _class(config).endswith("EncoderModel"):
+        return encoder + decoder, decoder, ""
+    return (decoder, decoder, "decoder") if _flag(config, "is_decoder", False) else (encoder, 0, "encoder")
+
+
+def extra_params(found: dict[str, Any], config: dict[str, Any] | None = None) -> int | None:
+    """Parameters beside matrices and token embeddings: norms, biases, positions, types, pooler, head; None if not all are known."""
     config = config or {}
     kind = found["family"]
-    family = FAMILIES[kind]
-    d, ffn, heads, kv = (found[name] for name in ("width", "ffn", "heads", "kv_heads"))
-    stored = found["stored_layers"] or found["layers"]
-    head_dim, norm = found["head_dim"], family.norm * d
-    bias = bool(config.get("attention_bias", False)) if kind == "llama" else False
-    each = family.norms * norm + family.qk_norm * 2 * head_dim
-    each += (family.qkv_bias or bias) * (heads + 2 * kv) * head_dim + (family.out_bias or bias) * d
+    family, head = FAMILIES.get(kind), _head(config)
+    if family is None or head is None or any(_find(config, name) is None for name in family.needs):
+        return None
+    if any(config.get(key, value) != value for key, value in family.usual.items()):
+        return None
+    if found["part"] and not _class(config).endswith("EncoderModel"):
+        return None
+    if family.learned_positions is not None and not (found.get("patch") or found["context"]):
+        return None
+    told = {name: _flag(config, key, getattr(family, name)) for key, names in family.keys.items() for name in names}
+    family = replace(family, **told)  # type: ignore[arg-type]
+    d, ffn, heads, kv, head_dim = (found[name] for name in ("width", "ffn", "heads", "kv_heads", "head_dim"))
+    inner, norm = found["embedding_rank"] or d, family.norm * d
+    attention = family.qkv_bias * (heads + 2 * kv) * head_dim + family.out_bias * d
+    each = family.norms * norm + family.qk_norm * 2 * head_dim + attention
     each += family.ffn_bias * (ffn * (2 if found["gated"] else 1) + d)
-    total = int(stored * each + found["cross_layers"] * norm)
+    total = found.get("stored_layers", found["layers"]) * each + found["cross_layers"] * (norm + attention)
     # T5 has one final norm and one table of relative positions for each of its two stacks.
-    stacks = 2 if found["cross_layers"] else 1
+    stacks = 2 if 0 < found["cross_layers"] < found["layers"] else 1
     total += family.final_norm * norm * stacks
     if kind in ("t5", "mt5"):
-        total += stacks * int(config.get("relative_attention_num_buckets", 32)) * heads
-    inner = found["embedding_rank"] or d
+        total += stacks * _number(config, "relative_attention_num_buckets", 32) * heads
     if found.get("patch"):
-        image, patch = config.get("image_size", 224), config["patch_size"]
-        total += (image // patch) ** 2 * d + 3 * d  # positions, the class token with its own, the bias of the patches
+        (high, wide), (tall, broad) = _pair(config, "patch_size"), _pair(config, "image_size", 224)
+        # positions, the class token with its own, the bias of the patches
+        total += (tall // high) * (broad // wide) * d + 3 * d
     elif family.learned_positions is not None:
-        total += (found["context"] + family.learned_positions) * inner
-    if family.embedding_norm:
-        total += 2 * inner + int(config.get("type_vocab_size", 2) if kind != "distilbert" else 0) * inner
+        total += (found["context"] + family.learned_positions) * (d if kind == "opt" else inner)
+    total += family.embedding_norm * 2 * inner
+    total += family.types * _number(config, "type_vocab_size", 2, 0) * inner
     if found["embedding_rank"]:
-        total += d  # the bias of the map from the factorised size
-    return total + family.pooler * (d * d + d)
+        # OPT maps back to the factorised size as well, without a bias.
+        total += d * inner if kind == "opt" else d
+    if head == "" and family.pooler:
+        out = _number(config, "pooler_output_size", d) if kind == "vit" else d
+        total += d * out + out
+    elif head == "labels":
+        total += (d + 1) * _labels(config)
+    elif head == "words" and family.embedding_norm:
+        if not found["tied"]:
+            return None
+        # An encoder guesses words through a layer of its own.
+        total += d * inner + 3 * inner + found["vocab"]
+    return int(total)
 
 
 def make(kind: str, found: dict[str, Any]) -> Any:
@@ -244,29 +335,91 @@ def _refuse_groups(kind: str, heads: int, kv: int) -> None:
         raise Unsupported(f"{kind} has no key heads of their own ({kv} for {heads}); plan with kv_ratio=1")
 
 
+def _class(config: dict[str, Any]) -> str:
+    """The model class that a configuration was written for; empty where it names none."""
+    named = config.get("architectures") or [""]
+    return str(named[0]) if isinstance(named, list) else str(named)
+
+
+def _head(config: dict[str, Any]) -> str | None:
+    """`words`, `labels` or nothing on top of the layers, by the class; None where the class is not known.
+
+    Without a class, a decoder is a language model and an encoder has nothing on top.
+    """
+    kind, name = str(config.get("model_type", "")), _class(config)
+    family = FAMILIES.get(kind)
+    if not name:
+        return "words" if family is None or family.causal or kind in ("t5", "mt5") else ""
+    stem = kind.replace("_", "")
+    if kind in ("t5", "mt5") and name.lower() == f"{stem}encodermodel":
+        return ""
+    for ending, head in HEADS.items():
+        if name.endswith(ending) and name.removesuffix(ending).lower() in (stem, stem.removesuffix("text")):
+            return head
+    return None if family else "words"
+
+
+def _labels(config: dict[str, Any]) -> int:
+    named = config.get("id2label")
+    return len(named) if isinstance(named, dict) else _number(config, "num_labels", 2, 0)
+
+
+def _number(config: dict[str, Any], key: str, default: int, least: int = 1) -> int:
+    """A whole number of a configuration; null means the default."""
+    value = config.get(key)
+    return default if value is None else _whole(key, value, value, least)
+
+
+def _pair(config: dict[str, Any], key: str, default: int = 0) -> tuple[int, int]:
+    """A height and a width, which one number may stand for."""
+    value = config.get(key)
+    both = value if isinstance(value, list | tuple) else [default if value is None else value] * 2
+    if len(both) != 2:
+        raise InvalidArgument(
+            f"{key} must be a whole number or two of them; got {value!r:.60}; correct the configuration"
+        )
+    return _whole(key, both[0], value), _whole(key, both[1], value)
+
+
+def _whole(key: str, value: Any, given: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+        shown = "a larger one" if isinstance(value, int) and value > LARGEST else f"{given!r:.60}"
+        raise InvalidArgument(
+            f"{key} must be a whole number from {least} to {LARGEST}; got {shown}; correct the configuration"
+        )
+    return value
+
+
+def _flag(config: dict[str, Any], key: str, default: bool) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidArgument(f"{key} must be true or false; got {value!r:.60}; correct the configuration")
+    return default if value is None else value
+
+
 def _find(config: dict[str, Any], name: str) -> int | None:
     for alias in ALIASES[name]:
-        value = config.get(alias)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        if config.get(alias) is not None:
+            return _number(config, alias, 0, 0 if name in MAY_BE_NONE else 1)
     return None
 
 
 def _need(config: dict[str, Any], name: str) -> int:
     value = _find(config, name)
     if value is None and name == "layers":
-        value = config.get("encoder_layers")
-    if not isinstance(value, int) or value < 1:
+        value = _number(config, "encoder_layers", 0) or None
+    if value is None:
         raise InvalidArgument(
             f"the configuration names no {name}: looked for {', '.join(ALIASES[name])} among {', '.join(sorted(config)) or 'no keys'}"
         )
     return value
 
 
-def _is_gated(config: dict[str, Any], family: Family | None) -> bool:
+def _is_gated(config: dict[str, Any], kind: str, family: Family | None) -> bool:
     told = " ".join(str(config.get(name, "")) for name in ("feed_forward_proj", "hidden_act", "hidden_activation"))
-    if "gated" in told or "glu" in told:
-        return True
+    gated = "gated" in told or "glu" in told
+    if gated or "feed_forward_proj" in config or "is_gated_act" in config:
+        return _flag(config, "is_gated_act", gated)
     if family is not None:
         return family.gated
-    return "silu" in told or "swish" in told
+    return "silu" in told or "swish" in told or "gemma" in kind

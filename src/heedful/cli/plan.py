@@ -19,15 +19,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 def plan(
+    context: typer.Context,
     budget: Annotated[
         str | None, typer.Argument(metavar="BUDGET", help="Parameters in the layers: 1.3e9, 1.3B, 350M.")
     ] = None,
     params: Annotated[str | None, typer.Option(help="The same as BUDGET.")] = None,
     flops: Annotated[str | None, typer.Option(help="Training compute instead.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Bytes for weights and optimizer instead, 80GB.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Bytes for weights and optimizer instead: 80GB, 80GiB.")] = None,
     layers: Annotated[int | None, typer.Option(help="A depth instead; the law gives the width.")] = None,
     width: Annotated[int | None, typer.Option(help="A width instead; the law gives the depth.")] = None,
-    vocab: Annotated[int, typer.Option(help="Vocabulary.")] = 32000,
+    vocab: Annotated[int, typer.Option(help="Vocabulary.")] = 50257,
     seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
     gated: Annotated[bool, typer.Option("--gated", help="A gated feed-forward, as in Llama.")] = False,
     kv_ratio: Annotated[int, typer.Option(help="Query heads for each key head.")] = 1,
@@ -50,15 +51,19 @@ def plan(
     if budget is not None and params is not None:
         raise InvalidArgument(f"BUDGET {budget} and --params {params} say the same; give one")
     if table:
+        _alone(context, "table", "as_json")
         rows = depth.published_table()
         typer.echo(json.dumps([row.to_dict() for row in rows], indent=2) if as_json else _published(rows))
         return
     if audit is not None:
-        verdict = depth.audit(str(Path(audit).expanduser()), law=law)
+        _alone(context, "audit", "law", "as_json")
+        verdict = depth.audit(str(Path(audit).expanduser()) if audit.strip() else audit, law=law)
         typer.echo(json.dumps(verdict.to_dict(), indent=2) if as_json else str(verdict))
         return
+    if out is not None and hf is None:
+        raise InvalidArgument("--out writes a config.json; say which kind with --hf, as in --hf llama")
     found = depth.plan(
-        budget or params,
+        params if budget is None else budget,
         flops=flops,
         memory=memory,
         layers=layers,
@@ -74,21 +79,16 @@ def plan(
         max_depth=max_depth,
         law=law,
     )
-    if out is not None and hf is None:
-        raise InvalidArgument("--out writes a config.json; say which kind with --hf, as in --hf llama")
+    file = None
     if hf is not None:
         config = json.dumps(found.to_config(hf), indent=2)
         if out is None:
             typer.echo(config)
             return
-        out.mkdir(parents=True, exist_ok=True)
-        file = out / "config.json"
-        if file.exists():
-            raise InvalidArgument(f"{file} exists; name another folder")
-        file.write_text(config + "\n")
+        file = _write(config, out.expanduser())
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    if out is not None and not as_json:
-        typer.echo(f"wrote {out / 'config.json'}")
+    if file is not None and not as_json:
+        typer.echo(f"wrote {file}")
 
 
 def seprank(
@@ -115,6 +115,30 @@ def seprank(
         return
     typer.echo(f"separation rank {max(ranks)} of at most {bound} (depth {depth}, width {width}, {heads} heads,")
     typer.echo(f"{tokens} tokens, {seeds} draws over the field of 2^31 - 1 elements: {', '.join(map(str, ranks))})")
+
+
+def _write(config: str, folder: Path) -> Path:
+    file = folder / "config.json"
+    if file.exists() or (folder.exists() and not folder.is_dir()):
+        raise InvalidArgument(f"{file if file.exists() else folder} exists; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(config + "\n")
+    return file
+
+
+def _alone(context: typer.Context, *names: str) -> None:
+    """Refuses what was given beside these options and would be ignored."""
+    told = {option.name: max(option.opts, key=len) for option in context.command.params}
+    told["budget"] = "BUDGET"
+    given = [told[name] for name in context.params if _was_given(context, name) and name not in names]
+    if given:
+        first, *rest = (told[name] for name in names)
+        raise InvalidArgument(f"{first} goes with {' and '.join(rest)} alone; drop {', '.join(given)}")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _is_gated(kind: str) -> bool:

@@ -12,7 +12,7 @@ from heedful._errors import InvalidArgument
 from heedful.bridges import configs
 from heedful.lens.depth.known import CONFIGS
 from heedful.lens.depth.law import LAWS, Law, find_law
-from heedful.lens.depth.plans import notes
+from heedful.lens.depth.plans import folded, notes, some
 from heedful.lens.depth.shape import Shape
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Audit", "audit"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """What the law says of a shape.
 
-    `depth_star` is the depth for this width, `budget_depth` and `budget_width` the shape for this many parameters, `rivals`
+    `depth_star` is the depth for this width, nought or less where the law gives none; `budget_depth` and `budget_width` the shape for this many parameters, `rivals`
     the depth for this width by each named law, `params` the count of the model itself where one was given.
     """
 
@@ -46,10 +46,15 @@ class Audit:
     @property
     def sigmas(self) -> float | None:
         """How many standard errors the depth lies above (or below) the law."""
-        return None if self.sigma is None else (self.shape.layers - self.depth_star) / self.sigma
+        known = self.sigma is not None and self.depth_star > 0
+        return (self.shape.layers - self.depth_star) / self.sigma if self.sigma and known else None
 
     def to_dict(self) -> dict[str, Any]:
-        star = {"depth_for_width": self.depth_star, "sigma_depth": self.sigma, "sigmas": self.sigmas}
+        star = {
+            "depth_for_width": self.depth_star if self.depth_star > 0 else None,
+            "sigma_depth": self.sigma,
+            "sigmas": self.sigmas,
+        }
         told = {"name": self.name, "law": self.law.name, "verdict": self.verdict, "shape": self.shape.to_dict()}
         budget = {"depth_for_budget": self.budget_depth, "width_for_budget": self.budget_width}
         more = {"flags": list(self.flags), "notes": list(self.notes), "rivals": self.rivals}
@@ -61,16 +66,38 @@ class Audit:
 
     def __str__(self) -> str:
         shape = self.shape
-        band = "" if self.sigma is None else f" ± {self.sigma:.1f}"
-        count = f"{self.params:,} parameters" + ("" if self.exact else " without norms and biases")
-        lines = [
-            f"{self.name}: {shape.layers} layers x {shape.width}, {self.verdict}",
-            f"for width {shape.width} the law ({self.law.name}) says {self.depth_star:.1f}{band} layers",
+        # Of a model all parameters are counted, its matrices by sizes.
+        rough = "about " if self.exact and shape.family not in configs.FAMILIES else ""
+        lines = folded(
+            f"{self.name}: {some(shape.layers, 'layer')} x {shape.width}, {self.verdict}",
+            f"for width {shape.width} the law ({self.law.name}) says {depth_told(self.depth_star, self.sigma)}",
             f"for {shape.executed_params:,} matrix parameters {self.budget_depth:.1f} layers of {self.budget_width:.0f}",
-            f"{count}, {shape.layer_params:,} of them in the layers' matrices",
-            "by other laws: " + ", ".join(f"{name} {depth:.1f}" for name, depth in self.rivals.items()),
-        ]
+            f"{self.count}; {rough}{shape.layer_params:,} of them in the layers' matrices",
+            "by other laws: " + ", ".join(f"{name} {depth_told(depth)}" for name, depth in self.rivals.items()),
+        )
         return "\n".join(lines + notes(self.flags, self.notes))
+
+    @property
+    def count(self) -> str:
+        """The parameters in words: an estimate is called one."""
+        if self.exact:
+            return f"{self.params:,} parameters"
+        why = "this family is not known" if self.shape.family else "no family is named"
+        if self.shape.family in configs.FAMILIES:
+            why = "not all of its parts are known"
+        return f"about {self.params:,} parameters, estimated: {why}"
+
+    def __repr__(self) -> str:
+        return f"Audit({self.name}, {self.shape.layers} x {self.shape.width}, {self.verdict})"
+
+
+def depth_told(depth: float, sigma: float | None = None) -> str:
+    """
+    >>> depth_told(28.9, 0.87), depth_told(-90.8, 0.5)
+    ('28.9 ± 0.9 layers', 'no depth')
+    """
+    band = "" if sigma is None else f" ± {sigma:.1f}"
+    return f"{depth:.1f}{band} layers" if depth > 0 else "no depth"
 
 
 def audit(
@@ -82,8 +109,9 @@ def audit(
     r"""Whether a model is too deep or too shallow for its width.
 
     Compares the depth L with $L^*(d) = (\ln d - a) / b$ (Levine et al. 2020, section 5; see `DepthLaw`). Within two standard
-    errors there is no verdict; near the optimum the loss hardly changes. Sizes are read from the configuration, parameters are
-    counted from sizes, exactly for families in `bridges.configs.FAMILIES`. Nothing is downloaded.
+    errors there is no verdict; near the optimum the loss hardly changes. Sizes are read from the configuration. Parameters are
+    counted in a model; without one they follow from the sizes, `exact` for classes of `bridges.configs.FAMILIES` and an estimate
+    for others. Nothing is downloaded.
 
     Args:
         model: a Hugging Face config, model or folder, a config.json, a dict, "48x1600", or a name from `known.CONFIGS`.
@@ -106,7 +134,7 @@ def audit(
         verdict = "too narrow for the law"
     budget_depth, budget_width = rule.solve(shape.executed_params, shape.kappa)
     params, exact = shape.params, shape.extra is not None
-    if hasattr(model, "parameters") and callable(model.parameters):
+    if _is_module(model):
         params, exact = sum(weight.numel() for weight in model.parameters()), True
     rivals = {one.name: one.optimal_depth(shape.width) for one in LAWS.values() if one.name != rule.name}
     sigma = rule.sigma_depth(max(depth, 0.0))
@@ -116,9 +144,13 @@ def audit(
 
 def _remarks(shape: Shape) -> tuple[str, ...]:
     told = []
+    if shape.part:
+        told.append(f"of an encoder and a decoder this is the {shape.part} alone")
     if shape.stored_layers != shape.layers:
         told.append(f"{shape.layers} layers run on the weights of {shape.stored_layers}; depth counts what runs")
-    if shape.cross_layers:
+    if shape.cross_layers == shape.layers:
+        told.append("every layer attends to an encoder as well, which is not counted")
+    elif shape.cross_layers:
         told.append(f"depth adds up encoder and decoder, {shape.cross_layers} of the layers are the decoder's")
     if shape.experts:
         told.append(f"{shape.active_experts} of {shape.experts} experts run for a token; they alone count for the law")
@@ -138,11 +170,26 @@ def _shape(model: Any) -> tuple[str, Shape]:
             return model, Shape(layers, width, width // 64 if width % 64 == 0 else 1)
         if model.lower() in CONFIGS:
             return model.lower(), Shape(**configs.sizes(CONFIGS[model.lower()]))
-        if not Path(model).exists():
+        if not model.strip() or not Path(model).exists():
             raise InvalidArgument(
                 f"{model!r} is no folder, config.json, 'LAYERSxWIDTH' or known name; names are not downloaded. "
                 f"Known are {', '.join(CONFIGS)}"
             )
     config = configs.read(model)
     name = Path(model).name if isinstance(model, str | Path) else config.get("model_type") or type(model).__name__
-    return str(name), Shape(**configs.sizes(config))
+    shape = Shape(**configs.sizes(_as_built(model, config) if _is_module(model) else config))
+    return f"{name} {shape.part}".strip(), shape
+
+
+def _is_module(model: Any) -> bool:
+    return callable(getattr(model, "parameters", None)) and callable(getattr(model, "named_modules", None))
+
+
+def _as_built(model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a module: its class, and of an encoder and a decoder the part that it is."""
+    kind = type(model).__name__
+    told = config | {"architectures": [kind]}
+    if config.get("is_encoder_decoder") and not any("decoder" in name for name, _ in model.named_modules()):
+        decodes = bool(config.get("is_decoder")) or "Decoder" in kind
+        told |= {"is_encoder_decoder": False, "is_decoder": decodes}
+    return told

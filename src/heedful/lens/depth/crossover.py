@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful._errors import InvalidArgument
+from heedful._errors import InvalidArgument, Unsupported
 from heedful.lens._plot import axes
 
 if TYPE_CHECKING:
@@ -219,9 +219,14 @@ def run_crossover(
 
     began = time.perf_counter()
     protocol = protocol or Protocol()
-    tokens, valid = torch.as_tensor(tokens), torch.as_tensor(valid)
-    if not cells:
-        raise InvalidArgument("cells must hold one shape at least")
+    tokens, valid = (_text(name, text, protocol) for name, text in (("tokens", tokens), ("valid", valid)))
+    if not cells or not len(seeds):
+        raise InvalidArgument("cells must hold one shape at least, and seeds one number, as in seeds=(0, 1)")
+    for cell in cells:
+        if not cell.rates or not all(0 < rate < math.inf for rate in cell.rates):
+            raise InvalidArgument(f"a cell needs positive learning rates, such as (1e-3, 3e-3); got {cell.rates!r}")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise Unsupported(f"device {device!r} is not available here; give device='cpu', or run it where CUDA is")
     file = None if keep is None else Path(keep)
     done = {_key(cell): cell for cell in _kept(file)}
 
@@ -254,6 +259,26 @@ def run_crossover(
         complete = False
     found = tuple(done[_key(cell)] for cell in cells if _key(cell) in done)
     return Crossover(found, complete, protocol.to_dict() | {"seeds": len(seeds)})
+
+
+def _text(name: str, text: Any, protocol: Any) -> Any:
+    """Tokens as a tensor, each of them a row of the vocabulary."""
+    import torch
+
+    try:
+        found = torch.as_tensor(text)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(f"{name} must be a list, array or tensor of whole numbers ({error})") from None
+    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InvalidArgument(
+            f"{name} must be whole numbers in one axis; got {found.dtype} of shape {tuple(found.shape)}"
+        )
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < protocol.vocabulary:
+        raise InvalidArgument(
+            f"{name} must lie from 0 to {protocol.vocabulary - 1}, the protocol's vocabulary; "
+            f"got {int(found.min())} to {int(found.max())}"
+        )
+    return found
 
 
 def _key(cell: Cell | Trained) -> tuple[float, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -62,10 +63,11 @@ def fit_law(rows: Iterable[Sequence[float]]) -> DepthLaw:
 def _curves(rows: Iterable[Sequence[float]]) -> tuple[dict[int, list[tuple[float, float]]], float | None]:
     """For each depth its (ln N, mean loss) by size, and the standard error of a mean; None with one seed."""
     cells: dict[tuple[int, float], list[float]] = defaultdict(list)
+    if not isinstance(rows, Iterable):
+        raise InvalidArgument(f"rows must be a list of runs (layers, width, loss); got {rows!r}")
     for row in rows:
-        if len(row) not in (3, 4) or not row[0] >= 1 or not row[1] > 0 or not math.isfinite(row[2]):
-            raise InvalidArgument(f"a run is (layers, width, loss) or (layers, width, loss, seed); got {tuple(row)!r}")
-        cells[int(row[0]), float(row[1])].append(float(row[2]))
+        layers, width, loss = _run(row)
+        cells[int(layers), width].append(loss)
     curves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     squares = degrees = 0.0
     for (depth, width), losses in sorted(cells.items()):
@@ -75,6 +77,15 @@ def _curves(rows: Iterable[Sequence[float]]) -> tuple[dict[int, list[tuple[float
         curves[depth].append((math.log(KAPPA * depth * width**2), mean))
     each = sum(map(len, cells.values())) / max(len(cells), 1)
     return curves, math.sqrt(squares / degrees / each) if degrees else None
+
+
+def _run(row: Sequence[float]) -> tuple[float, float, float]:
+    """Layers, width and loss of a run."""
+    with suppress(TypeError, ValueError, OverflowError):
+        layers, width, loss, *_ = map(float, row)
+        if len(row) <= 4 and 1 <= layers < math.inf and 0 < width < math.inf and math.isfinite(loss):
+            return layers, width, loss
+    raise InvalidArgument(f"a run is (layers, width, loss) or (layers, width, loss, seed); got {row!r:.80}")
 
 
 def _crossing(

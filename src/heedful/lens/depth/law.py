@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,9 @@ __all__ = ["LAWS", "DepthCurve", "DepthLaw", "Law", "find_law"]
 
 KAPPA = 12.0
 DEEPEST = 400.0
+
+# Labels of models left of this width are put to the right of their points.
+MIDDLE = 1448
 
 
 class Law(ABC):
@@ -72,7 +77,8 @@ class Law(ABC):
             ax.fill_between(widths, low, high, alpha=0.25, color=line.get_color(), linewidth=0)
         for name, layers, width in models:
             ax.plot(width, layers, "o", color="black", markersize=5)
-            ax.annotate(name, (width, layers), xytext=(-6, 2), textcoords="offset points", ha="right")
+            side, shift = ("left", 6) if width < MIDDLE else ("right", -6)
+            ax.annotate(name, (width, layers), xytext=(shift, 2), textcoords="offset points", ha=side)
         ax.set(xscale="log", xlabel="width", ylabel="depth (layers)", title="Depth for width")
         ax.set_ylim(bottom=0)
         ax.legend()
@@ -163,7 +169,14 @@ class DepthCurve(Law):
 
     def optimal_depth(self, width: float) -> float:
         check(width=width)
-        return float(self.depth(width))
+        told, depth = self.depth(width), math.nan
+        with suppress(TypeError, ValueError, OverflowError):
+            depth = float(told)
+        if not math.isfinite(depth):
+            raise InvalidArgument(
+                f"the law {self.name} gives {told!r:.60} for width {width:g}; let it return a finite depth"
+            )
+        return depth
 
 
 LAWS: dict[str, Law] = {
@@ -192,8 +205,17 @@ def find_law(law: str | Law | Callable[[float], float]) -> Law:
 
 def check(**numbers: float) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InvalidArgument(f"{name} must be a positive, finite number; got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise InvalidArgument(f"{name} must be a positive, finite number; got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value for an error message; an integer may have more digits than Python writes."""
+    return (
+        "an integer beyond all floats"
+        if isinstance(value, int) and abs(value) > sys.float_info.max
+        else f"{value!r:.60}"
+    )
 
 
 def _bisect(excess: Callable[[float], float], low: float, high: float, name: str, value: float) -> float:

@@ -7,7 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import HeedfulError, Unsupported
-from heedful.lens.depth.auditor import Audit, audit
+from heedful.lens.depth.auditor import Audit, audit, depth_told
+from heedful.lens.depth.plans import some
 from heedful.lens.depth.shape import FLAGS
 from heedful.lens.depth.skipping import Usefulness, skip_layers
 
@@ -61,8 +62,8 @@ def section(subject: Subject) -> Section:
     data = found.to_dict() | {"effective_embedding_rank": rank, "without_layer": use and use.to_dict()["layers"]}
     summary = "\n".join(
         [
-            f"{found.shape.layers} layers of width {found.shape.width}: {found.verdict}",
-            f"the law says {_law(found)} for this width",
+            f"{_layers(found)} of width {found.shape.width}: {found.verdict}",
+            f"the law says {depth_told(found.depth_star, found.sigma)} for this width",
             *(
                 ["extrapolated: the law was fitted on GPT-type language models"]
                 if "extrapolated" in found.flags
@@ -76,13 +77,13 @@ def section(subject: Subject) -> Section:
     notes += "".join(f"<li>{escape(note)}</li>" for note in found.notes)
     html = (
         f"<p><strong>{escape(found.verdict.capitalize())}.</strong> The law of Levine et al. (2020) gives "
-        f"{_law(found)} for width {found.shape.width}; this model has "
-        f"{found.shape.layers}. Within two standard errors there is no verdict, and near the optimum the loss hardly changes.</p>"
+        f"{depth_told(found.depth_star, found.sigma)} for width {found.shape.width}; this "
+        f"{found.shape.part or 'model'} has {found.shape.layers}. Within two standard errors there is no verdict, and near the optimum the loss hardly changes.</p>"
         f"<figure>{svg(found)}</figure>{html_table(['quantity', 'value'], facts)}"
         + (f"<p>{escape(_told(use))}.</p>" if use else "")
         + (f"<ul>{notes}</ul>" if notes else "")
     )
-    return Section("Depth and width", summary, data, html)
+    return Section("Depth and width", summary, data, html, result=found)
 
 
 def _use(subject: Subject) -> Usefulness | None:
@@ -104,8 +105,10 @@ def _told(use: Usefulness) -> str:
     )
 
 
-def _law(found: Audit) -> str:
-    return f"{found.depth_star:.1f} ± {found.sigma or 0:.1f} layers" if found.depth_star > 0 else "no depth"
+def _layers(found: Audit) -> str:
+    """The layers that the verdict is on; of an encoder and a decoder, which."""
+    part = found.shape.part
+    return (f"the {part} alone, " if part else "") + some(found.shape.layers, "layer")
 
 
 def _facts(found: Audit, rank: int | None) -> list[list[object]]:
@@ -119,7 +122,7 @@ def _facts(found: Audit, rank: int | None) -> list[list[object]]:
     ]
     if rank:
         rows.append(["dimensions with 99 % of the embedding's energy", f"{rank} of {shape.width}"])
-    return rows + [[f"depth for this width by {name}", f"{depth:.1f}"] for name, depth in found.rivals.items()]
+    return rows + [[f"depth for this width by {name}", depth_told(depth)] for name, depth in found.rivals.items()]
 
 
 def _measured_rank(model: Any) -> int | None:

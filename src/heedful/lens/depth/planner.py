@@ -23,6 +23,9 @@ SLACK, STRETCH = 1.25, 10.0
 # Runners-up that a plan holds.
 OTHERS = 4
 
+# What misses the budget, or the law's width where a depth was given, by more than this is no answer.
+FAR, FAR_WIDTH = 0.1, 0.25
+
 
 def plan(
     params: str | float | None = None,
@@ -49,7 +52,7 @@ def plan(
 
     Solves $\kappa L d^2 = N$ on the law $\ln d = a + bL$ (Levine et al. 2020, section 5; see `DepthLaw`), then takes whole
     layers within three standard errors and widths that are multiples of `multiple_of`, drops what misses the budget by more
-    than `tolerance`, and ranks by distance from the law, then by how well the sizes suit tensor cores. $\kappa$ is that of the
+    than `tolerance` (where nothing is left the nearest shape is taken, up to 10 % off), and ranks by distance from the law, then by how well the sizes suit tensor cores. $\kappa$ is that of the
     layer asked for: 12 for a plain one with a feed-forward of 4 d.
 
     Args:
@@ -92,7 +95,11 @@ def plan(
 
     step = math.lcm(multiple_of, head_dim) if head_dim else multiple_of
     if layers is not None or width is not None:
-        return _one_size(layers, width, shape, rule, step, seq_len)
+        found = _one_size(layers, width, shape, rule, step, seq_len)
+        if abs(found.width / found.width_star - 1) > FAR_WIDTH:
+            told = f"the law's width for {layers} layers is {found.width_star:.0f}, and {found.width} the nearest"
+            raise InvalidArgument(_coarse(told, step, multiple_of, head_dim))
+        return found
     budget = _budget(params, flops, memory)
     tables = vocab * (1 if tied else 2) if whole else 0
     # Of a wide layer, where rounding of the feed-forward no longer shows.
@@ -101,10 +108,13 @@ def plan(
     depth, d = search.optimum()
     aim, remarks = _aim(depth, d, min(vocab, embedding_rank or vocab), max_depth)
     choices = search.choices(aim, depth, max_depth)
+    if abs(choices[0].off) > max(FAR, tolerance or 0.0):
+        one = choices[0].shape
+        told = f"the nearest shape, {one.layers} x {one.width}, misses the budget of {budget:,.0f} by {choices[0].off:+.0%}"
+        raise InvalidArgument(_coarse(told, step, multiple_of, head_dim) + ", or a larger budget")
     best = choices[0].shape
     timed = tuple(replace(c, time=c.shape.step_time() / best.step_time()) for c in choices)
-    found = (best, rule, budget, depth, d, rule.sigma_depth(depth), timed, seq_len)
-    return Plan(*found, best.flags(rule), remarks)
+    return Plan(best, rule, budget, depth, d, rule.sigma_depth(depth), timed, seq_len, best.flags(rule), remarks)
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,14 @@ def _one_size(
     choice = Choice(best, 0.0, _distance(rule, best.layers, wide))
     found = (best, rule, float(best.layer_params), depth, d, rule.sigma_depth(depth), (choice,), seq_len)
     return Plan(*found, best.flags(rule))
+
+
+def _coarse(told: str, step: int, multiple_of: int, head_dim: int | None) -> str:
+    heads = f" and head_dim {head_dim}" if head_dim else ""
+    other = " or another head_dim" if head_dim else ""
+    return (
+        f"{told}: widths are multiples of {step} (multiple_of {multiple_of}{heads}); give a smaller multiple_of{other}"
+    )
 
 
 def _budget(params: str | float | None, flops: str | float | None, memory: str | float | None) -> float:

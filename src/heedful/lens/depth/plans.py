@@ -13,7 +13,7 @@ from heedful.lens.depth.shape import FLAGS, Shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Choice", "Plan", "notes"]
+__all__ = ["Choice", "Plan", "folded", "notes", "some"]
 
 LATENCY = "Depth runs layer after layer: at equal size a deeper model answers later and trains slower per step."
 
@@ -22,6 +22,19 @@ def notes(flags: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
     """Flags in words, remarks and the one on latency, as lines of a terminal."""
     told = [*(f"{name}: {FLAGS[name]}" for name in flags), *more, LATENCY]
     return [part for line in told for part in wrap(line, 78, initial_indent="- ", subsequent_indent="  ")]
+
+
+def folded(*lines: str) -> list[str]:
+    """Lines of 80 columns at most."""
+    return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
+
+
+def some(count: int, thing: str) -> str:
+    """
+    >>> some(1, "layer"), some(2, "layer")
+    ('1 layer', '2 layers')
+    """
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class Choice:
         return {"layers": self.shape.layers, "width": self.shape.width, "params": self.shape.layer_params} | plain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A shape for a budget, what the law says beside it, and the runners-up."""
 
@@ -136,9 +149,11 @@ class Plan:
         shape = self.shape
         band = "" if self.sigma is None else f" ± {self.sigma:.1f}"
         lines = [
-            f"{shape.layers} layers x {shape.width}: {shape.heads} heads of {shape.head_dim}, feed-forward {shape.ffn}"
-            + (" (gated)" if shape.gated else ""),
-            f"the law ({self.law.name}) says {self.depth_star:.1f}{band} layers of {self.width_star:.0f}",
+            *folded(
+                f"{some(shape.layers, 'layer')} x {shape.width}: {some(shape.heads, 'head')} of {shape.head_dim}, "
+                f"feed-forward {shape.ffn}" + (" (gated)" if shape.gated else ""),
+                f"the law ({self.law.name}) says {self.depth_star:.1f}{band} layers of {self.width_star:.0f}",
+            ),
             "",
             " layers  width  params in layers     off  from law  step time",
         ]
@@ -151,8 +166,13 @@ class Plan:
         memory, cache = shape.activation_bytes(self.seq_len), shape.kv_cache_bytes(self.seq_len)
         lines += [
             "",
-            f"with embeddings {shape.params:,} parameters (vocabulary {shape.vocab:,}{', tied' if shape.tied else ''})",
-            f"{self.flops_per_token:.3g} FLOPs a token forward at {self.seq_len} tokens; per sequence",
-            f"{cache / 2**20:,.0f} MiB key-value cache and about {memory / 2**20:,.0f} MiB activations, in 16 bit",
+            *folded(
+                f"with embeddings {shape.params:,} parameters (vocabulary {shape.vocab:,}{', tied' if shape.tied else ''})",
+                f"{self.flops_per_token:.3g} FLOPs a token forward at {self.seq_len} tokens; per sequence",
+                f"{cache / 2**20:,.0f} MiB key-value cache and about {memory / 2**20:,.0f} MiB activations, in 16 bit",
+            ),
         ]
         return "\n".join(lines + notes(self.flags, self.notes))
+
+    def __repr__(self) -> str:
+        return f"Plan({self.layers} x {self.width}, {some(self.heads, 'head')}, {self.shape.layer_params:,} in layers)"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from heedful._errors import InvalidArgument
-from heedful.lens.depth.law import Law
+from heedful.lens.depth.law import Law, shown
 
 __all__ = ["FLAGS", "Shape"]
 
@@ -22,6 +22,8 @@ FLAGS = {
     "head_dim_unusual": "a head size that is no multiple of 8 between 32 and 256 runs slowly",
 }
 
+LARGEST = 2**31 - 1
+
 # Bytes per channel, layer and token that training keeps in 16 bit with fused attention (Korthikanti et al. 2022, eq. 2).
 ACTIVATION_BYTES = 34
 
@@ -33,7 +35,8 @@ class Shape:
     Matrices of a layer: $2 d h e + 2 d h_{kv} e$ for attention and $2 d f$ (gated: $3 d f$) for the feed-forward, times E with
     E experts and $d E$ for their router. `extra` holds norms, biases, positions and the like, None where they are not known.
     Layers that share weights (ALBERT) are executed `layers` times and stored `stored_layers` times. `cross_layers` attend to an
-    encoder as well. For images `patch` is the number of values in a patch and stands for the vocabulary.
+    encoder as well. For images `patch` is the number of values in a patch and stands for the vocabulary. `part` says which one
+    of an encoder and a decoder this is.
 
     >>> small = Shape(12, 768, 12, vocab=50257, context=1024)
     >>> small.layer_params, small.kappa
@@ -58,19 +61,24 @@ class Shape:
     patch: int = 0
     causal: bool = True
     family: str = ""
+    part: str = ""
     extra: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+                raise InvalidArgument(f"{name} must be an integer from 1 to {LARGEST}; got {shown(value)}")
         if self.head_dim is None and self.width % self.heads:
             raise InvalidArgument(f"{self.heads} heads do not divide width {self.width}; give a divisor or a head_dim")
         fill = {"kv_heads": self.heads, "head_dim": self.width // self.heads, "ffn": 4 * self.width}
         for name, value in (fill | {"stored_layers": self.layers}).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if not self.kv_heads or self.heads % self.kv_heads:
+            raise InvalidArgument(
+                f"{self.kv_heads} key heads cannot be shared by {self.heads} query heads; give a divisor of {self.heads}"
+            )
 
     @property
     def inner(self) -> int:
@@ -117,10 +125,8 @@ class Shape:
         """Token (or patch) embeddings, twice where the output has its own, and the map from a factorised size."""
         if self.patch:
             return self.patch * self.width
-        if self.embedding_rank:
-            return self.vocab * self.embedding_rank + self.embedding_rank * self.width
-        # Encoders without a head have no output table.
-        return self.vocab * self.width * (1 if self.tied or (not self.causal and not self.cross_layers) else 2)
+        rank = self.embedding_rank or 0
+        return self.vocab * (rank or self.width) * (1 if self.tied else 2) + rank * self.width
 
     @property
     def params(self) -> int:
@@ -177,21 +183,26 @@ class Shape:
 
 
 def parse_count(value: str | float, name: str) -> float:
-    """A number such as 1.3e9, "1.3B", "350M" or "80GB".
+    """A number such as 1.3e9, "1.3B" or "350M", and for memory "80GB" or "80GiB".
 
-    >>> parse_count("1.3B", "params")
-    1300000000.0
+    >>> parse_count("1.3B", "params"), parse_count("2KiB", "memory")
+    (1300000000.0, 2048.0)
     """
     scales = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+    if name == "memory":
+        sizes = {unit: scale for unit, scale in scales.items() if unit != "B"}
+        binary = {f"{unit}I": 1024.0 ** (at + 1) for at, unit in enumerate(sizes)}
+        scales = {f"{unit}{end}": scale for unit, scale in (sizes | binary).items() for end in ("", "B")} | {"B": 1.0}
     number: float = math.nan
     if isinstance(value, str):
         text = value.strip().upper()
-        text = text[:-1] if name == "memory" and text.endswith("B") else text
-        scale = scales.get(text[-1:], 1.0)
+        unit = max((unit for unit in scales if text.endswith(unit)), key=len, default="")
         with suppress(ValueError):
-            number = float(text[:-1] if scale > 1 else text) * scale
+            number = float(text.removesuffix(unit)) * scales.get(unit, 1.0)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value)
+        with suppress(OverflowError):
+            number = float(value)
     if not 0 < number < math.inf:
-        raise InvalidArgument(f"{name} must be a positive number such as 1.3e9, '1.3B' or '350M'; got {value!r}")
+        such = "8e10, '80GB' or '80GiB'" if name == "memory" else "1.3e9, '1.3B' or '350M'"
+        raise InvalidArgument(f"{name} must be a positive number such as {such}; got {shown(value)}")
     return number

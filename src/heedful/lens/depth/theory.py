@@ -93,8 +93,9 @@ def plot_sep_curves(widths: Sequence[int] = (2, 4, 8, 16), max_depth: int = 9, a
         knee = 2 * math.log(width) / math.log(3)
         if 1 <= knee <= max_depth:
             below = int(knee)
-            height = curve[below - 1] + (knee - below) * (curve[min(below, max_depth - 1)] - curve[below - 1])
-            ax.plot(knee, height, "o", color=line.get_color())
+            here, there = curve[below - 1], curve[min(below, max_depth - 1)]
+            # A line on a logarithmic axis.
+            ax.plot(knee, here * (there / here) ** (knee - below), "o", color=line.get_color())
     ax.set(xlabel="depth", ylabel="log3 of the separation rank", yscale="log", title="Separation rank by depth")
     ax.legend(title="dot: depth 2 log3(width)")
     return ax
