@@ -198,6 +198,8 @@ def state_of(model):
         "global": (
             len(nn.modules.module._global_forward_hooks),
             len(nn.modules.module._global_forward_pre_hooks),
+            len(nn.modules.module._global_forward_hooks_with_kwargs),
+            nn.modules.module._has_any_global_hook(),
             id(nn.functional.scaled_dot_product_attention),
             len(watch._attend.WATCHERS),
             id(hf.AttentionInterface.get_interface),

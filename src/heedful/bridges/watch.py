@@ -177,7 +177,7 @@ class _Watch:
 
 _current: ContextVar[_Watch | None] = ContextVar("heedful_watch", default=None)
 _lock = threading.RLock()
-_installed: list[Callable[[], None]] = []
+_installed: list[Callable[[], Any]] = []
 _watching = 0
 
 
@@ -221,7 +221,9 @@ def _install() -> None:
     """Listens at every place where attention begins; `_installed` holds what undoes it."""
     enter = nn.modules.module.register_module_forward_pre_hook(_entering)
     leave = nn.modules.module.register_module_forward_hook(_leaving, with_kwargs=True)
-    _installed.extend((enter.remove, leave.remove))
+    # torch forgets to take this entry out again.
+    kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
+    _installed.extend((enter.remove, leave.remove, lambda: kwargs.pop(leave.id, None)))
     _attend.WATCHERS.append(_attended)
     _installed.append(lambda: _attend.WATCHERS.remove(_attended))
     plain, whole = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
