@@ -107,10 +107,10 @@ def readable(tokenizer: Any, token: str) -> str:
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """A table of text cells, escaped, that scrolls where it is too wide; numbers are set to the right.
+    """A table of text cells, escaped, that scrolls where it is too wide, also by key; numbers are set to the right.
 
     >>> html_table(["layer", "rank"], [[0, "a < b"]])
-    '<div class="scroll"><table><thead><tr><th class=number>layer</th><th>rank</th></tr></thead><tbody><tr><td class=number>0</td><td>a &lt; b</td></tr></tbody></table></div>'
+    '<div class="scroll" tabindex="0" role="region" aria-label="layer, rank"><table><thead><tr><th class=number>layer</th><th>rank</th></tr></thead><tbody><tr><td class=number>0</td><td>a &lt; b</td></tr></tbody></table></div>'
     """
 
     def number(value: object) -> bool:
@@ -123,4 +123,6 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: s
     titles = "".join(cell("th", title, side) for title, side in zip(head, right, strict=True))
     body = "".join(f"<tr>{''.join(cell('td', value, number(value)) for value in row)}</tr>" for row in rows)
     named = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{named}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    label = escape(caption or ", ".join(head))
+    region = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
+    return f"{region}<table>{named}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"

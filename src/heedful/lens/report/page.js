@@ -3,7 +3,10 @@
   const root = document.documentElement;
   const theme = document.getElementById("theme");
   const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const name = () => (theme.textContent = dark() ? "Light" : "Dark");
+  const name = () => {
+    theme.textContent = dark() ? "Light" : "Dark";
+    theme.setAttribute("aria-label", `${theme.textContent} colours`);
+  };
   theme.hidden = false;
   name();
   theme.addEventListener("click", () => {
