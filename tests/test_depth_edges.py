@@ -172,3 +172,15 @@ def test_labels_and_dots_stay_where_they_belong():
         below, above = (math.log(line.get_ydata()[place - 1]) for place in (left, left + 1))
         assert math.log(height) == pytest.approx(below + (at - left) * (above - below))
     pyplot.close(ax.figure)
+
+
+@pytest.mark.parametrize("memory", ["8GiB", "24GB", "80GiB"])
+def test_memory_is_a_ceiling(memory):
+    found = depth.plan(memory=memory)
+    limit = parse_count(memory, "memory")
+    assert all(0.85 * limit < 16 * choice.shape.params <= limit for choice in found.choices)
+
+
+def test_a_shape_far_off_the_law_says_so():
+    assert "standard errors off the law" in str(depth.plan(1e6))
+    assert "standard errors off the law" not in str(depth.plan("1.3B"))

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import multi_head_attention_forward as whole_attention
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
 from torch.nn.utils import parametrizations, prune
@@ -309,3 +310,142 @@ def test_equal_inputs_are_self_attention():
     layer, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(1, 4, 8)
     assert observe(layer, (x + 0, x, x))[0].kind == "self"
     assert observe(layer, (x + 1, x, x))[0].kind == "cross"
+
+
+class Biased4(nn.Module):
+    """torch's own causal masks, which look at the name of the function that is called."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, query, key):
+        mask = self.make(query.shape[-2], key.shape[-2])
+        return nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=mask)
+
+
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+@torch.no_grad()
+def test_masks_that_are_classes_of_torch(make):
+    query, key = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4)
+    model = Biased4(make)
+    plain = model(query, key)
+    seen = observe(model, (query, key))
+    assert torch.equal(seen.output, plain)
+    torch.testing.assert_close(seen[0].weights @ seen[0].values, plain)
+
+
+class Twice(nn.TransformerEncoderLayer):
+    def forward(self, x, *others, **more):
+        return 2 * x
+
+
+class Own(nn.TransformerEncoderLayer):
+    """A layer that computes its attention by itself, from the module's weights."""
+
+    def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
+        own = self.self_attn
+        q, k, v = (
+            nn.functional.linear(src, own.in_proj_weight, own.in_proj_bias)
+            .unflatten(-1, (3, 2, 4))
+            .permute(2, 0, 3, 1, 4)
+        )
+        return nn.functional.scaled_dot_product_attention(-q, k, v).transpose(1, 2).flatten(-2)
+
+
+@torch.no_grad()
+def test_subclasses_of_torch_layers_get_no_invented_record():
+    x = torch.randn(1, 5, 8)
+    model = nn.Sequential(Own(8, 2, 16, batch_first=True), Twice(8, 2, 16, batch_first=True)).eval()
+    seen = observe(model, x)
+    assert [record.name for record in seen] == ["0"]
+    assert seen.unseen == ("1",)
+    torch.testing.assert_close((seen[0].weights @ seen[0].values).transpose(1, 2).flatten(-2), model[0](x))
+
+
+class Overwriting(nn.Module):
+    """Writes over its mask, its result and its keys after attention has read or given them."""
+
+    def forward(self, x):
+        mask, key = torch.ones(6, 6, dtype=torch.bool), x.clone()
+        first = nn.functional.scaled_dot_product_attention(x, key, key, attn_mask=mask)
+        given = first.clone()
+        first.mul_(3).add_(1)
+        mask.tril_()
+        key.zero_()
+        return given
+
+
+@torch.no_grad()
+def test_what_is_written_over_later_was_recorded_before():
+    seen = observe(Overwriting(), torch.randn(2, 3, 6, 4))
+    torch.testing.assert_close(seen[0].outputs, seen.output)
+    torch.testing.assert_close(seen[0].weights @ seen[0].values, seen.output)
+    assert not seen[0].causal
+
+
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])
+@torch.no_grad()
+def test_rows_that_see_nothing_raise_no_alarm(lowest):
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 6, 8)
+    padding = torch.zeros(2, 6)
+    padding[1] = lowest
+    seen = observe(layer, {"query": x, "key": x, "value": x, "key_padding_mask": padding})
+    assert seen.unseen == ()
+    assert not seen[0].weights[1].any()
+    torch.testing.assert_close(seen[0].weights[0], layer(x, x, x, average_attn_weights=False)[1][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_large_activations_in_16_bit_raise_no_alarm(dtype):
+    torch.manual_seed(0)
+    layer, x = nn.MultiheadAttention(64, 4, batch_first=True, dtype=dtype).eval(), 100 * torch.randn(2, 9, 64).to(dtype)
+    assert len(observe(layer, (x, x, x))) == 1
+
+
+def test_a_module_imported_meanwhile_is_left_with_torchs_own(tmp_path, monkeypatch):
+    (tmp_path / "late_import.py").write_text(
+        "from torch.nn.functional import scaled_dot_product_attention as attention\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Late(nn.Module):
+        def forward(self, x):
+            import late_import
+
+            return late_import.attention(x, x, x)
+
+    assert len(observe(Late(), torch.randn(1, 2, 5, 4))) == 1
+    import late_import
+
+    assert late_import.attention is imported_attention is nn.functional.scaled_dot_product_attention
+
+
+class Five(nn.Module):
+    def forward(self, x, mask):
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (3, 1, 6, 6), (3, 5, 6, 6), (2, 1, 1, 6, 6)])
+@torch.no_grad()
+def test_five_axes_and_any_mask(shape):
+    x, mask = torch.randn(2, 3, 5, 6, 4), torch.randn(shape)
+    record = observe(Five(), (x, mask))[0]
+    assert record.batch == 6
+    torch.testing.assert_close(record.weights @ record.values, Five()(x, mask).flatten(0, 1))
+
+
+def test_files_stay_found_and_readable(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = observe(bert(), {"input_ids": IDS}, disk="here")
+    monkeypatch.chdir("/")
+    assert seen[0].weights.shape == (2, 3, 7, 7)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "here").iterdir()} == {0o644}
+
+
+def test_models_compiled_in_place_are_refused():
+    model = nn.MultiheadAttention(8, 2)
+    model.compile(backend="eager")
+    with pytest.raises(Unsupported, match="compiled"):
+        observe(nn.Sequential(model), torch.randn(2, 8))

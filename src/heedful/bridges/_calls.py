@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 
 from heedful import masks
 from heedful._attend import attend
@@ -39,6 +40,7 @@ class Watched:
     weights: Tensor | None = None  # [B, H, Q, K]
     inputs: Tensor | None = None  # [B, n, d]
     cross: bool = False
+    kept: Any = None  # what whoever watches made of the call at once
 
 
 class Memory:
@@ -82,7 +84,6 @@ def agrees(call: Watched) -> bool:
     if value is None or (call.weights is None and (kernel is None or kernel.of_pairs is not kernel)):
         return True
     rows = torch.tensor(sorted({0, call.output.shape[2] // 2, call.output.shape[2] - 1}), device=value.device)
-    wanted = call.output[:, :, rows].float()
     if call.weights is not None:
         weights = call.weights[:, :, rows]
         got = weights @ value.nan_to_num().repeat_interleave(weights.shape[1] // value.shape[1], dim=1).to(
@@ -98,9 +99,24 @@ def agrees(call: Watched) -> bool:
             seen = at if seen is None else seen & at
         got = attend(call.query[:, :, rows], call.key, value, joined(seen, bias), enable_gqa=True, kernel=kernel)
         sees = torch.ones((), dtype=torch.bool, device=value.device) if seen is None else seen.any(-1, keepdim=True)
-    off = torch.where(sees & wanted.isfinite(), got.float() - wanted, 0.0).norm()
-    size = torch.where(sees, wanted.nan_to_num(0.0, 0.0, 0.0), 0.0).norm()
-    return bool(off <= CLOSE.get(call.output.dtype, 1e-1) * size + 1e-6)
+    return close(got, call.output[:, :, rows], sees, rounding(call))
+
+
+def close(ours: Tensor, theirs: Tensor, counts: Tensor, allowed: float) -> bool:
+    """Whether two results are the same but for rounding, where they count and theirs is finite."""
+    wanted = torch.where(counts & theirs.isfinite(), theirs, 0.0).float()
+    off = torch.where(counts & theirs.isfinite(), ours.float() - wanted, 0.0).norm()
+    return bool(off <= allowed * wanted.norm() + 1e-6)
+
+
+def rounding(call: Watched) -> float:
+    """The share of an output that rounding may move; large scores that were rounded to 16 bit move it further."""
+    dtype = call.output.dtype
+    allowed = CLOSE.get(dtype, 1e-1)
+    if call.query is None or call.key is None or dtype.itemsize > 2 or call.key.shape[-2] == 0:
+        return allowed
+    largest = call.query.float().norm(dim=-1).max() * call.key.float().norm(dim=-1).max() / call.query.shape[-1] ** 0.5
+    return min(0.5, allowed + torch.finfo(dtype).eps * float(largest))
 
 
 def of_request(request: Request, output: Tensor) -> Watched:
@@ -124,6 +140,8 @@ def of_sdpa(
     enable_gqa: bool = False,
 ) -> Watched:
     """A call of `scaled_dot_product_attention`; three axes are a batch of one head each."""
+    if isinstance(attn_mask, CausalBias):
+        attn_mask = attn_mask._materialize(query.device)
     seen, bias = (None, None) if attn_mask is None else memory.get(attn_mask, split)
     if query.dim() == 3:
         query, key, value, output = (x[:, None] for x in (query, key, value, output))
@@ -147,7 +165,7 @@ def _of_four(
         return x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.expand(*output.shape[:-3], *x.shape[-3:]).flatten(0, -4)
 
     def grid(x: Tensor | None) -> Tensor | None:
-        if x is None or x.dim() <= 4:
+        if x is None or output.dim() <= 4 or x.dim() <= 3:
             return x
         return x.expand(*output.shape[:-3], *x.shape[-3:]).flatten(0, -4)
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 
 from heedful import _attend
 from heedful._errors import Unsupported
-from heedful.bridges._calls import CLOSE, Memory, Watched, of_interface, of_request, of_sdpa
+from heedful.bridges._calls import Memory, Watched, close, of_interface, of_request, of_sdpa, rounding
 from heedful.nn import Attention, PairAttention
 from heedful.ops import Request
 
@@ -55,9 +56,9 @@ class Run:
 class _Watch:
     """One run being watched, in one thread."""
 
-    def __init__(self, model: nn.Module, tell: Callable[[Watched], None]) -> None:
+    def __init__(self, model: nn.Module, tell: Callable[[Watched], None], copy: Callable[[Watched], Any]) -> None:
         self.names = {module: name for name, module in model.named_modules()}
-        self.tell = tell
+        self.tell, self.copy = tell, copy
         self.frames: list[_Frame] = []
         self.silent = 0
         self.called: set[nn.Module] = set()
@@ -86,7 +87,7 @@ class _Watch:
         given = _arguments(module, args, kwargs)
         if isinstance(module, nn.MultiheadAttention):
             self._multihead(frame, module, given, output)
-        elif isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self.called:
+        elif isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self.called and not frame.calls:
             self._encoder_layer(frame, module, given)
         elif isinstance(module, PairAttention):
             frame.calls.append(self._pair(module, args, kwargs, output))
@@ -96,6 +97,7 @@ class _Watch:
         self.run.executed.add(self.names[module])
         inputs, cross = _inputs(given)
         for call in frame.calls:
+            call = call if call.kept is not None else replace(call, kept=self.copy(call))
             # Fused layers know their inputs better than their arguments tell.
             known = call.inputs is not None
             self.tell(call if known else replace(call, inputs=inputs, cross=cross))
@@ -104,7 +106,8 @@ class _Watch:
         """A call by this module, or by the innermost one at work."""
         for frame in reversed(self.frames):
             if module is None or frame.module is module:
-                frame.calls.append(replace(call, name=call.name or self.names[frame.module]))
+                # Now: the model may write over its tensors before the module ends.
+                frame.calls.append(replace(call, name=call.name or self.names[frame.module], kept=self.copy(call)))
                 return
 
     def _multihead(self, frame: _Frame, module: nn.MultiheadAttention, given: dict[str, Any], output: Any) -> None:
@@ -117,16 +120,20 @@ class _Watch:
         arguments = {name: given[name] for name in wanted if name in given}
         cross = query is not key and (query.shape != key.shape or not torch.equal(query, key))
         calls, ours = self._through_ours(module, arguments, inputs, cross)
-        # A subclass may do something else with its arguments; rows without a key are NaN in torch and zero here.
-        theirs = output[0].nan_to_num()
-        off = torch.where(output[0].isfinite(), ours - theirs, 0.0).norm()
-        if (module.training and module.dropout) or off <= CLOSE[theirs.dtype] * theirs.norm() + 1e-6:
+        # A subclass may do something else with its arguments.
+        if (module.training and module.dropout) or _same_output(calls[0], ours, output[0], batched, module.batch_first):
             frame.calls += calls
         else:
             self.run.missed.add(self.names[module])
 
     def _encoder_layer(self, frame: _Frame, layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> None:
-        """torch's fused layer, which never calls its own attention module."""
+        """torch's fused layer, which never calls its own attention module; a subclass with its own forward is only named."""
+        if (
+            type(layer).forward is not nn.TransformerEncoderLayer.forward
+            or type(layer.self_attn) is not nn.MultiheadAttention
+        ):
+            self.run.missed.add(self.names[layer])
+            return
         x, padding = given["src"], given.get("src_key_padding_mask")
         if x.is_nested:
             lengths = torch.tensor([len(one) for one in x.unbind()], device=x.device)
@@ -182,10 +189,13 @@ _watching = 0
 
 
 @contextmanager
-def watch(model: nn.Module, tell: Callable[[Watched], None]) -> Iterator[Run]:
+def watch(
+    model: nn.Module, tell: Callable[[Watched], None], copy: Callable[[Watched], Any] = lambda call: None
+) -> Iterator[Run]:
     """While it lasts, `tell` receives every call of attention that the model makes in this thread.
 
-    Gives the names of the modules that have run, and of those whose attention cannot be told, filled as they finish.
+    It does so when the module ends and its arguments are known; `copy` is asked at the time of the call, before the model
+    writes over its tensors, and what it returns is the call's `kept`. Gives the names of the modules that have run, and of those whose attention cannot be told, filled as they finish.
 
     >>> import torch
     >>> layer, calls = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), []
@@ -196,11 +206,16 @@ def watch(model: nn.Module, tell: Callable[[Watched], None]) -> Iterator[Run]:
     (torch.Size([1, 2, 5, 4]), Softmax())
     """
     global _watching
-    if any(isinstance(module, torch._dynamo.OptimizedModule) for module in model.modules()):
-        raise Unsupported("a compiled model runs code that cannot be watched; give the model itself, model._orig_mod")
+    if any(
+        isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+        for module in model.modules()
+    ):
+        raise Unsupported(
+            "a compiled model runs code that cannot be watched; give the model as it was before torch.compile"
+        )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise Unsupported("the model lies on the meta device and has no numbers; load it first")
-    watching = _Watch(model, tell)
+    watching = _Watch(model, tell, copy)
     with _lock:
         if not _watching:
             _install()
@@ -227,8 +242,10 @@ def _install() -> None:
     _attend.WATCHERS.append(_attended)
     _installed.append(lambda: _attend.WATCHERS.remove(_attended))
     plain, whole = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
-    _swap(plain, _scaled_dot_product(plain))
-    _swap(whole, _multi_head(whole))
+    for function, watched in ((plain, _scaled_dot_product(plain)), (whole, _multi_head(whole))):
+        _swap(function, watched)
+        # Sought anew: a module that was imported meanwhile took the watched one.
+        _installed.append(partial(_swap, watched, function))
     if "transformers" in sys.modules:
         _install_transformers()
 
@@ -241,7 +258,6 @@ def _swap(function: Callable[..., Any], watched: Callable[..., Any]) -> None:
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is function:
                 setattr(module, name, watched)
-                _installed.append(partial(setattr, module, name, function))
 
 
 def _install_transformers() -> None:
@@ -293,7 +309,16 @@ def _tapped(keep: Callable[[Request, Tensor], None]) -> Iterator[None]:
 def _scaled_dot_product(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(plain)
     def watched(*args: Any, **kwargs: Any) -> Tensor:
-        output = plain(*args, **kwargs)
+        if any(isinstance(x, CausalBias) for x in (*args, *kwargs.values())):
+            # torch compares the function it is called by with the one that now has its name.
+            with _lock:
+                nn.functional.scaled_dot_product_attention = plain
+                try:
+                    output = plain(*args, **kwargs)
+                finally:
+                    nn.functional.scaled_dot_product_attention = watched
+        else:
+            output = plain(*args, **kwargs)
         watching = _current.get()
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if watching is not None and not watching.silent and not caller.startswith(KNOWN_CALLERS):
@@ -342,6 +367,16 @@ def _interface(
 
     watched._heedful_watched = True  # type: ignore[attr-defined]
     return watched
+
+
+def _same_output(call: Watched, ours: Tensor, theirs: Tensor, batched: bool, batch_first: bool) -> bool:
+    """Whether torch's module gave what our layer gives, for queries that see anything; others are NaN or a mean in torch."""
+    sees = torch.ones(call.output.shape[0], call.output.shape[2], dtype=torch.bool, device=theirs.device)
+    if call.mask is not None:
+        shown = call.mask[(None,) * (4 - call.mask.dim())].any(dim=-1).all(dim=1)
+        sees = sees & shown
+    counts = sees if batched and batch_first else sees[0] if not batched else sees.mT
+    return close(ours, theirs, counts[..., None], rounding(call))
 
 
 @cache

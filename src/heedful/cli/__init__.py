@@ -47,7 +47,8 @@ def main() -> None:
         # What the command line itself finds wrong; the class lies elsewhere in each version of typer.
         if not hasattr(error, "format_message"):
             raise
-        _stop(f"{error.format_message()} heedful {' '.join(sys.argv[1:2])} --help tells more")
+        known = [command.name for command in app.registered_commands if command.name == sys.argv[1]]
+        _stop(f"{error.format_message().rstrip('.')}. {' '.join(['heedful', *filter(None, known)])} --help tells more")
     sys.exit(code if isinstance(code, int) else 0)
 
 

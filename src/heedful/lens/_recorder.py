@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,15 @@ from heedful.bridges._calls import Memory
 from heedful.bridges.watch import Watched
 from heedful.lens._record import LayerRecord
 from heedful.lens._shelf import SHARED, Files, Place, Shelf
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Copies of a call's tensors, its masks by number, and whether no query sees a later key."""
+
+    tensors: dict[str, Tensor]
+    shared: dict[str, tuple[int, Tensor | Place]]
+    causal: bool
 
 
 class Recorder:
@@ -95,28 +105,38 @@ class Recorder:
                     self._drop(index)
         return [self._records[index] for index in sorted(self._records)]
 
-    def _record(self, index: int, call: Watched) -> LayerRecord:
+    def copied(self, call: Watched) -> Kept:
+        """What is to be kept of a call, taken at once."""
         weights = "weights" in self._keep
         found = {
             "queries": call.query if "queries" in self._keep or (weights and call.weights is None) else None,
             "keys": call.key if "keys" in self._keep or (weights and call.weights is None) else None,
             "values": call.value if "values" in self._keep else None,
-            "inputs": call.inputs if "inputs" in self._keep else None,
             "outputs": call.output if "outputs" in self._keep else None,
             "weights": call.weights if weights else None,
         }
-        tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in found.items() if x is not None}
-        shared = {
-            name: self._shared.get(x, self._share)
-            for name, x in (("mask", call.mask), ("bias", call.bias))
-            if x is not None
-        }
-        places = {name: place for name, (_, place) in shared.items()}
+        tensors = {name: _copy(x) for name, x in found.items() if x is not None}
+        masks = {"mask": call.mask, "bias": call.bias}
+        shared = {name: self._shared.get(x, self._share) for name, x in masks.items() if x is not None}
+        queries = call.output.shape[2]
+        keys = queries if call.key is None else call.key.shape[2]
+        return Kept(tensors, shared, call.causal or _hides_the_future(call.mask, queries, keys))
+
+    def _record(self, index: int, call: Watched) -> LayerRecord:
+        kept: Kept = call.kept
+        own = kept.tensors
+        if "inputs" in self._keep and call.inputs is not None:
+            own = own | {"inputs": _copy(call.inputs)}
+        places = {name: place for name, (_, place) in kept.shared.items()}
+        held = all(isinstance(x, Tensor) for x in places.values())
         batch, heads, queries = call.output.shape[:3]
         if call.key is not None:
             key_heads, keys = call.key.shape[1:3]
         else:
             key_heads, keys = heads, queries if call.weights is None else call.weights.shape[-1]
+        kernel = call.kernel
+        if kernel is not None:
+            kernel = kernel.with_tensors({name: x.detach().cpu() for name, x in kernel.tensors().items()})
         return LayerRecord(
             index=index,
             name=call.name,
@@ -127,16 +147,12 @@ class Recorder:
             key_heads=key_heads,
             queries_len=queries,
             keys_len=keys,
-            causal=call.causal or _hides_the_future(call.mask, queries, keys),
+            causal=kept.causal,
             upper_left=call.causal,
-            kernel=None
-            if call.kernel is None
-            else call.kernel.with_tensors({name: x.detach().cpu() for name, x in call.kernel.tensors().items()}),
+            kernel=kernel,
             _keep=self._keep,
-            _shared={name: number for name, (number, _) in shared.items()},
-            _tensors=tensors | places
-            if all(isinstance(x, Tensor) for x in places.values())
-            else Files(tensors | places),
+            _shared={name: number for name, (number, _) in kept.shared.items()},
+            _tensors={**own, **places} if held else Files({**own, **places}),  # type: ignore[dict-item]
         )
 
     def _side(self, name: str) -> str:
@@ -150,9 +166,13 @@ class Recorder:
         small, number = mask.detach(), self._masks
         for axis, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
             small = small.narrow(axis, 0, 1) if step == 0 and size > 1 else small
-        small = small.to("cpu", copy=True).contiguous()
+        small = _copy(small)
         self._masks += 1
         return number, small if self._fits(small) else self.shelf.share(number, small)
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().to("cpu", copy=True).contiguous()
 
 
 def _has_two_sides(model: nn.Module) -> bool:

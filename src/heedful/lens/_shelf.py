@@ -75,7 +75,7 @@ class Shelf:
     @contextmanager
     def writing(folder: str | Path) -> Iterator[Shelf]:
         """A shelf that becomes this folder when all went well, and leaves nothing behind when it did not."""
-        folder = located(folder)
+        folder = located(folder).absolute()
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise InvalidArgument(f"{folder} is there and not empty; give a new or empty folder")
@@ -110,6 +110,7 @@ class Shelf:
         from safetensors.torch import save_file
 
         save_file(tensors, self._folder / file)
+        os.chmod(self._folder / file, 0o644)
         return {name: Place(self._folder / file, name, self._room) for name in tensors}
 
     def remove(self, index: int) -> None:
@@ -125,6 +126,8 @@ class Shelf:
 
 def opened(folder: Path) -> tuple[dict[str, Any], list[dict[str, int]], list[Files]]:
     """What the index says, and of each layer the numbers of its masks and its tensors."""
+    # A later chdir must not lose the files.
+    folder = folder.absolute()
     index = folder / INDEX
     try:
         told = json.loads(index.read_text(encoding="utf-8"))

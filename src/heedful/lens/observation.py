@@ -190,12 +190,12 @@ def observe(
     layers = None if layers is None else _numbers(layers)
     args, named, sides = read_inputs(model, inputs, tokenizer)
     with Recorder(model, layers, keep, memory, disk) as recorder:
-        with torch.no_grad(), watch(model, recorder.add) as run:
+        with torch.no_grad(), watch(model, recorder.add, recorder.copied) as run:
             output = model(*args, **named)
         records = recorder.finish()
         unseen = _unseen(model, run, recorder.callers)
         if not records:
-            which = f" (it ran {', '.join(unseen[:3])})" if unseen else ""
+            which = f" (it ran {', '.join(name or type(model).__name__ for name in unseen[:3])})" if unseen else ""
             raise Unsupported(
                 f"{type(model).__name__} made no call of attention that can be seen{which}; give a model that attends "
                 "through transformers' attention interface, torch.nn, scaled_dot_product_attention or heedful. "

@@ -58,7 +58,7 @@ def plan(
     Args:
         params: parameters in the layers' matrices ("1.3B" or 1.3e9), with `include_embeddings` all matrices.
         flops: training compute instead; $N = \sqrt{C / 120}$ after Hoffmann et al. 2022 (20 tokens per parameter).
-        memory: bytes instead, for weights, gradients and Adam's moments: 16 a parameter, embeddings included.
+        memory: bytes instead, a ceiling for weights, gradients and Adam's moments: 16 a parameter, embeddings included.
         layers, width: instead, one size; the law gives the other.
         ffn_mult: feed-forward size over width; 4, or 8/3 when gated.
         kv_ratio: query heads for each key head.
@@ -104,7 +104,7 @@ def plan(
     tables = vocab * (1 if tied else 2) if whole else 0
     # Of a wide layer, where rounding of the feed-forward no longer shows.
     kappa = shape(1, step * max(1, 4096 // step)).kappa
-    search = _Search(shape, rule, budget, kappa, tables, step, tolerance)
+    search = _Search(shape, rule, budget, kappa, tables, step, tolerance, ceiling=memory is not None)
     depth, d = search.optimum()
     aim, remarks = _aim(depth, d, min(vocab, embedding_rank or vocab), max_depth)
     choices = search.choices(aim, depth, max_depth)
@@ -113,6 +113,8 @@ def plan(
         told = f"the nearest shape, {one.layers} x {one.width}, misses the budget of {budget:,.0f} by {choices[0].off:+.0%}"
         raise InvalidArgument(_coarse(told, step, multiple_of, head_dim) + ", or a larger budget")
     best = choices[0].shape
+    if choices[0].distance > 3 and aim == depth:
+        remarks += (f"{choices[0].distance:.0f} standard errors off the law: multiples of {step} are coarse here",)
     timed = tuple(replace(c, time=c.shape.step_time() / best.step_time()) for c in choices)
     return Plan(best, rule, budget, depth, d, rule.sigma_depth(depth), timed, seq_len, best.flags(rule), remarks)
 
@@ -128,6 +130,7 @@ class _Search:
     tables: int
     step: int
     tolerance: float | None
+    ceiling: bool = False  # nothing above the budget
 
     def optimum(self) -> tuple[float, float]:
         """Depth and width on the law that spend the budget."""
@@ -162,7 +165,12 @@ class _Search:
             for d in {max(1, math.floor(steps)) * self.step, math.ceil(steps) * self.step}:
                 one = self.shape(depth, d)
                 off = (one.layer_params + self.tables * d) / self.budget - 1
-                found.append(Choice(one, off, _distance(self.rule, depth, d)))
+                if not self.ceiling or one.params <= self.budget:
+                    found.append(Choice(one, off, _distance(self.rule, depth, d)))
+        if not found:
+            raise InvalidArgument(
+                f"no shape near {aim:.0f} layers fits into the memory; give more, or a smaller multiple_of"
+            )
         coarse = max(0.03, min(0.08, self.step / self.width(aim)))
         fits = [choice for choice in found if abs(choice.off) <= (self.tolerance or coarse)]
 
