@@ -150,8 +150,9 @@ def test_float32_too_and_bit_for_bit(name):
         return
     for record, weights in zip(seen, eager_weights(model, inputs), strict=True):
         rows = record_rows(seen, record)
-        # The two runs themselves part by rounding from layer to layer.
-        torch.testing.assert_close(record.weights[rows], weights[rows], rtol=0, atol=2e-5)
+        # The first layer reads the same numbers in both runs; later ones part by the rounding of those before.
+        bound = 1e-6 if record.index == 0 else 2e-5
+        torch.testing.assert_close(record.weights[rows], weights[rows], rtol=0, atol=bound)
 
 
 def test_padding_on_the_left_is_as_no_padding():
@@ -179,6 +180,10 @@ def test_minilm():
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     with torch.no_grad():
         assert torch.equal(model(**inputs).last_hidden_state, seen.output.last_hidden_state)
+    apart = [float((r.weights - w).abs().max()) for r, w in zip(seen, eager_weights(model, inputs), strict=True)]
+    print("float32, by layer:", *(f"{one:.1e}" for one in apart))
+    assert apart[0] < 1e-6
+    assert max(apart) < 5e-6
     # Both in float64, where 1e-6 is a statement about the method and not about the rounding of two different runs.
     model = model.double()
     for record, weights in zip(observe(model, inputs), eager_weights(model, inputs), strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heedful._attend import attend
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+from heedful.bridges._calls import joined
 from heedful.kernels import Kernel
 from heedful.lens._plot import axes
 
@@ -167,9 +168,7 @@ class LayerRecord:
             at = torch.arange(self.queries_len) if queries is None else torch.tensor(queries)
             causal = torch.arange(self.keys_len) <= at[:, None]
             seen = causal[None, None] if seen is None else seen & causal
-        if seen is None or bias is None:
-            return bias if seen is None else seen
-        return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
+        return joined(seen, bias)
 
     def _kept(self, name: str) -> Tensor:
         if name not in self._keep or name not in self._tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,19 +24,19 @@ FIRST = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class Move(ABC):
     """One group element in float64: its name in words, and the matrix, vector or order it acts by."""
 
     name: str
     data: Tensor
 
+    @abstractmethod
     def x(self, rows: Tensor) -> Tensor:
         """The tokens, moved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def undo(self, rows: Tensor) -> Tensor:
         """The tokens, moved back."""
-        raise NotImplementedError
 
     def z(self, rows: Tensor) -> Tensor:
         """The knowledge, moved."""
