@@ -651,4 +651,5 @@ def test_plot():
     model, inputs = made("bert")
     ax = observe(model, inputs)[1].plot(head=2)
     assert ax.get_title() == "layer 1, head 2"
+    assert all(place == int(place) for place in ax.get_xticks())
     pyplot.close("all")

@@ -17,3 +17,11 @@ def axes(ax: Axes | None) -> Axes:
     except ImportError:
         raise MissingExtra("matplotlib", "plot") from None
     return pyplot.subplots(layout="constrained")[1] if ax is None else ax
+
+
+def whole_ticks(ax: Axes) -> None:
+    """Places and layers are counted: no ticks between them."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))

@@ -13,7 +13,7 @@ from heedful._attend import attend
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful.bridges._calls import joined
 from heedful.kernels import Kernel
-from heedful.lens._plot import axes
+from heedful.lens._plot import axes, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -191,6 +191,7 @@ class LayerRecord:
         ax = axes(ax)
         image = ax.imshow(self.weights_of(head, sequence=sequence).float(), cmap="cividis", aspect="auto")
         ax.set(xlabel="key", ylabel="query", title=f"layer {self.index}, head {head}")
+        whole_ticks(ax)
         ax.figure.colorbar(image, ax=ax, label="weight")
         return ax
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes
+from heedful.lens._plot import axes, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,16 +117,13 @@ class AttentionSummary:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws normalised entropy as a heat map, layers down and heads across."""
         ax = axes(ax)
-        from matplotlib.ticker import MaxNLocator
-
         width = max(len(heads) for heads in self.layers)
         grid = [
             [head.normalized_entropy for head in heads] + [float("nan")] * (width - len(heads)) for heads in self.layers
         ]
         image = ax.imshow(grid, vmin=0.0, vmax=1.0, cmap="viridis", aspect="auto")
         ax.set(xlabel="head", ylabel="layer", title="How spread out each head's attention is")
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(ax)
         ax.figure.colorbar(image, ax=ax, label="entropy / log(visible keys)")
         return ax
 

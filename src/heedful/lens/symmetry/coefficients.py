@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes
+from heedful.lens._plot import axes, whole_ticks
 from heedful.lens.symmetry._call import Callee, Function, undisturbed
 from heedful.lens.symmetry._moves import Group, check_group, draw, reflection
 from heedful.lens.symmetry._report import Counterexample, SymmetryBroken, number
@@ -88,6 +88,7 @@ class Coefficients:
         if self.B is not None:
             ax.axvline(self.A.shape[-1] - 0.5, color="black")
         ax.set(xlabel="token, then knowledge", ylabel="output", title="Coefficients A and B")
+        whole_ticks(ax)
         ax.figure.colorbar(image, ax=ax)
         return ax
 
