@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: look test lint bench docs clean
+.PHONY: look test lint bench bench-gpu docs clean
 
 look: $(READY)
 	$(BIN)/heedful look
@@ -18,6 +18,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.cpu
+
+# Needs a CUDA device; the page is written also where a bar is missed.
+bench-gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu; code=$$?; test $$code -eq 2 || $(BIN)/python -m benchmarks.gpu --page; exit $$code
 
 docs: $(READY)
 	$(BIN)/python docs/build.py

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -18,7 +17,6 @@ from benchmarks.timing import Contest, Outcome, measure, write
 from heedful import FeatureMap, Gaussian, Kernel, Sigmoid, Softmax, attend
 
 HEADS, DIM = 4, 64
-PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 # contest, what is compared, with what, the bar on the ratio of their times (None: told for completeness), and whether the
 # bar is from above
@@ -105,16 +103,15 @@ def rows(outcomes: list[Outcome]) -> list[Row]:
     return made
 
 
-def page(table: list[Row]) -> str:
-    lines = [
-        "# Performance",
-        "",
-        f"Written by `make bench` from `benchmarks/results/cpu.json`: ratios of median times on CPU, batch 1, {HEADS} heads of",
-        f"size {DIM}, float32, interleaved repeats in one run. Every contestant met a float64 reference first.",
+def section(outcomes: list[Outcome]) -> list[str]:
+    """The lines of docs/performance.md about the CPU."""
+    return [
+        f"Ratios of median times, batch 1, {HEADS} heads of size {DIM}, float32, interleaved repeats in one run. Every contestant met",
+        "a float64 reference first.",
         "",
         "| setting | ratio of times | measured | bar | |",
         "|---|---|---|---|---|",
-        *(f"| {row.setting} | {row.compared} | {row.ratio:.2f} | {row.bar} | {row.verdict} |" for row in table),
+        *(f"| {r.setting} | {r.compared} | {r.ratio:.2f} | {r.bar} | {r.verdict} |" for r in rows(outcomes)),
         "",
         "`sdpa` is `torch.nn.functional.scaled_dot_product_attention`. The kernels of `reference` and `stream` have no fused",
         "peer on CPU; they are compared with each other. With backward, `stream` multiplies seven matrices where `reference`",
@@ -122,7 +119,6 @@ def page(table: list[Row]) -> str:
         "that choice saves, not a faster softmax; causal `sdpa` does half the work, and causal `linear` more.",
         "",
     ]
-    return "\n".join(lines)
 
 
 def main() -> int:
@@ -135,7 +131,10 @@ def main() -> int:
     for row in table:
         print(f"{row.setting:<26} {row.compared:<38} {row.ratio:6.2f}  {row.bar:<8} {row.verdict}")
     print(f"raw figures in {write('cpu', outcomes)}")
-    PAGE.write_text(page(table))
+
+    from benchmarks.pages import write_page
+
+    print(f"wrote {write_page()}")
     return int(any(row.verdict == "MISSED" for row in table))
 
 

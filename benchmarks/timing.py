@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +18,13 @@ import heedful
 
 RESULTS = Path(__file__).parent / "results"
 
-Run = Callable[[], torch.Tensor]
+# Calls between two marks of the clock, at most.
+MOST_CALLS = 50
+
+# Who needs long takes fewer turns: this many milliseconds in all, but three turns at least.
+LONG, FEWEST = 3000.0, 3
+
+Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,17 @@ class Outcome:
     errors: dict[str, float]
     milliseconds: dict[str, float]
     spread: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median over repeats and the quartiles; each repeat is the mean of `calls` calls."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+    calls: int
 
 
 class WrongResult(Exception):
@@ -56,17 +75,68 @@ def check(contest: Contest) -> dict[str, float]:
 def measure(contest: Contest, repeats: int) -> Outcome:
     """Median milliseconds over interleaved repeats, with the quartiles."""
     errors = check(contest)
-    taken: dict[str, list[float]] = {name: [] for name in contest.runs}
-    for _ in range(repeats):
-        for name, run in contest.runs.items():
-            start = time.perf_counter()
-            run()
-            taken[name].append(1e3 * (time.perf_counter() - start))
-    spread = {}
-    for name, times in taken.items():
+    timings = interleaved(contest.runs, repeats)
+    return Outcome(
+        contest.name,
+        errors,
+        {name: one.median for name, one in timings.items()},
+        {name: (one.low, one.high) for name, one in timings.items()},
+    )
+
+
+def interleaved(runs: dict[str, Run], repeats: int, device: str = "cpu", least: float = 0.0) -> dict[str, Timing]:
+    """Times every run `repeats` times, all of them in turn, after they have been called at least once.
+
+    On a CUDA device the marks are events in the stream, and nobody waits for the device between them: it stays busy while
+    the next call is prepared. Where a call takes less than `least` milliseconds, a repeat is the mean of several, and who
+    takes very long has fewer turns.
+    """
+    once = {name: _once(run, device) if least else 0.0 for name, run in runs.items()}
+    calls = {name: max(1, min(MOST_CALLS, math.ceil(least / max(t, 1e-6)))) for name, t in once.items()}
+    turns = {name: max(FEWEST, min(repeats, int(LONG / max(t, 1e-6)))) for name, t in once.items()}
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
+    for turn in range(repeats):
+        for name, run in runs.items():
+            if turn >= turns[name]:
+                continue
+            start = _mark(device)
+            for _ in range(calls[name]):
+                run()
+            marks[name].append((start, _mark(device)))
+    synchronize(device)
+    timings = {}
+    for name, pairs in marks.items():
+        times = [_between(*pair) / calls[name] for pair in pairs]
         low, _, high = statistics.quantiles(times, n=4)
-        spread[name] = (low, high)
-    return Outcome(contest.name, errors, {name: statistics.median(t) for name, t in taken.items()}, spread)
+        timings[name] = Timing(statistics.median(times), low, high, len(times), calls[name])
+    return timings
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _once(run: Run, device: str) -> float:
+    """Milliseconds of a call, after one that warms up."""
+    run()
+    synchronize(device)
+    start = time.perf_counter()
+    run()
+    synchronize(device)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _mark(device: str) -> Any:
+    if device != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(start: Any, end: Any) -> float:
+    return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
 
 
 def write(name: str, outcomes: list[Outcome]) -> Path:

@@ -1,4 +1,4 @@
-"""One thread per worker, fixed seeds, and no address outside this machine."""
+"""One thread per worker, fixed seeds, Triton's interpreter where there is no GPU, and no address outside this machine."""
 
 import os
 
@@ -8,6 +8,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Read once, when triton is imported: fused kernels then run on CPU tensors, in float32.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -92,12 +92,16 @@ class Case:
 
     def to(self, dtype: torch.dtype) -> Case:
         """The same request in another dtype, its tensors new leaves that ask for gradients."""
-        moved = {
-            name: x.to(dtype).requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-            for name, x in self.arguments.items()
-        }
+        moved = {name: _moved(x, dtype) for name, x in self.arguments.items()}
         query, key, value = (x.detach().to(dtype).requires_grad_() for x in (self.query, self.key, self.value))
         return Case(query, key, value, moved)
+
+
+def _moved(x: Any, dtype: torch.dtype) -> Any:
+    if isinstance(x, masks.Mask) and x.factors is not None:
+        made = masks.low_rank(*(factor.detach().to(dtype).requires_grad_() for factor in x.factors))
+        return made if x.hiding is None else made & x.hiding
+    return x.to(dtype).requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def inputs(queries: int = 19, keys: int = 19, key_heads: int = HEADS) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,6 +123,18 @@ def boolean(queries: int, keys: int, empty: bool = False) -> Tensor:
 def additive() -> Tensor:
     bias = torch.randn(2, HEADS, 19, 23, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     return bias.masked_fill(~boolean(19, 23, empty=True), -math.inf)
+
+
+def factors(queries: int, keys: int) -> masks.Mask:
+    """A bias of rank 4: of each head among the queries, of each batch among the keys."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = [(HEADS, queries, 4), (2, 1, keys, 4)]
+    return masks.low_rank(*(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes))
+
+
+def block_mask() -> masks.Mask:
+    keep = torch.rand(2, HEADS, 4, 4, generator=torch.Generator().manual_seed(8)) > 0.4
+    return masks.blocks(keep, (5, 6))
 
 
 def not_a_number() -> Case:
@@ -144,6 +160,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "padding-causal": lambda: Case(*inputs(), {"attn_mask": masks.padding([19, 7]), "is_causal": True}),
     "window": lambda: Case(*inputs(), {"attn_mask": masks.window(3, 1) & ~masks.padding([2, 0])}),
     "document": lambda: Case(*inputs(), {"attn_mask": masks.document(torch.arange(19) // 5)}),
+    "packed": lambda: Case(*inputs(), {"attn_mask": masks.packed([0, 5, 5, 12, 17]) & masks.causal}),
+    "blocks": lambda: Case(*inputs(19, 23), {"attn_mask": block_mask()}),
+    "low-rank": lambda: Case(*inputs(19, 23), {"attn_mask": factors(19, 23)}),
+    "low-rank-causal": lambda: Case(
+        *inputs(), {"attn_mask": factors(19, 19) & masks.padding([19, 7]), "is_causal": True}
+    ),
+    "low-rank-shared-heads": lambda: Case(*inputs(19, 23, 1), {"attn_mask": factors(19, 23), "enable_gqa": True}),
     "empty": lambda: Case(*inputs(19, 23), {"attn_mask": boolean(19, 23, empty=True)}),
     "all-hidden": lambda: Case(*inputs(19, 23), {"attn_mask": masks.padding([23, 0])}),
     "shared-heads": lambda: Case(*inputs(19, 23, 1), {"enable_gqa": True}),
@@ -156,16 +179,16 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 PARAMETER_TOLERANCE = TOLERANCE | {torch.bfloat16: 1e-1}
 
 
-def accepted(*names: str) -> Iterator[tuple[str, str, str]]:
-    """(kernel, implementation, case) for everything that some implementation says it can do, of these kernels or of all."""
+def accepted(*names: str) -> Iterator[tuple[str, str, str, torch.dtype]]:
+    """(kernel, implementation, case, dtype) for all that some implementation says it can do, of these kernels or of all."""
     for kernel_name in names or KERNELS:
-        make = KERNELS[kernel_name]
         for case_name, case in CASES.items():
-            request = case()
-            plan = attend.plan(request.query, request.key, request.value, kernel=make(), **request.arguments)
-            for considered in plan.considered:
-                if considered.refusal is None:
-                    yield kernel_name, considered.name, case_name
+            for dtype in TOLERANCE:
+                request, kernel = case().to(dtype), KERNELS[kernel_name]()
+                plan = attend.plan(request.query, request.key, request.value, kernel=kernel, **request.arguments)
+                for considered in plan.considered:
+                    if considered.refusal is None:
+                        yield kernel_name, considered.name, case_name, dtype
 
 
 def results(case: Case, kernel: Kernel, impl: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -174,6 +197,9 @@ def results(case: Case, kernel: Kernel, impl: str) -> tuple[Tensor, dict[str, Te
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(out)
     asked = {"query": case.query, "key": case.key, "value": case.value, **kernel.tensors()}
     asked |= {name: x for name, x in case.arguments.items() if isinstance(x, Tensor)}
+    mask = case.arguments.get("attn_mask")
+    if isinstance(mask, masks.Mask) and mask.factors is not None:
+        asked |= dict(zip(("left", "right"), mask.factors, strict=True))
     asked = {name: x for name, x in asked.items() if x.requires_grad}
     gradients = torch.autograd.grad((out * weight).sum(), list(asked.values()), allow_unused=True)
     zeros = (torch.zeros_like(x) if g is None else g for g, x in zip(gradients, asked.values(), strict=True))

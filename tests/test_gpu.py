@@ -23,7 +23,9 @@ def on_device(case):
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("kernel_name", KERNELS)
 def test_the_contract_holds_on_the_device(kernel_name, dtype):
-    for name, impl, case_name in accepted(kernel_name):
+    for name, impl, case_name, kind in accepted(kernel_name):
+        if kind != dtype:
+            continue
         case, kernel = CASES[case_name]().to(dtype), KERNELS[name]()
         moved = kernel.with_tensors({n: t.detach().cuda().requires_grad_() for n, t in kernel.tensors().items()})
         out, gradients = results(on_device(case).to(dtype), moved, impl)

@@ -241,7 +241,7 @@ def attend(
     """
     asked = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     with _full_precision(asked):
-        request, poison = _shield(asked)
+        request, poison = (asked, None) if _guarded(asked, impl) else _shield(asked)
         request = _centred(_moved(request, impl))
         chosen, _ = _choose(request, impl)
         out = IMPLEMENTATIONS[chosen].run(request)
@@ -259,7 +259,7 @@ def _moved(request: Request, impl: str) -> Request:
 
     def inner(query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
         query, key = query.to(wide(key.dtype)), key.to(wide(key.dtype))
-        moved = request._replace(query=query, key=key, value=key, kernel=kernel, bias=None, dropout_p=0.0)
+        moved = request._replace(query=query, key=key, value=key, kernel=kernel, bias=None, factors=None, dropout_p=0.0)
         named = impl if impl in IMPLEMENTATIONS and IMPLEMENTATIONS[impl].refuse(moved) is None else "auto"
         return IMPLEMENTATIONS[_choose(moved, named)[0]].run(moved)
 
@@ -270,7 +270,7 @@ def _moved(request: Request, impl: str) -> Request:
 def _cost_of_moving(request: Request) -> Cost:
     if not isinstance(request.kernel, HigherOrder):
         return Cost(0.0, 0.0)
-    moved = request._replace(kernel=MOVE, value=request.key, bias=None)
+    moved = request._replace(kernel=MOVE, value=request.key, bias=None, factors=None)
     cost = IMPLEMENTATIONS[_choose(moved, "auto")[0]].cost(moved)
     return Cost(request.kernel.moves * cost.flops, cost.bytes)
 
@@ -385,13 +385,16 @@ def _request(
         if tensor.dim() and tensor.shape[0] not in (1, heads):
             raise InvalidArgument(f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or heads = {heads}")
     mask = masks.from_sdpa(attn_mask, is_causal)
-    if mask is masks.lower_right and query.shape[-2] == 1:
-        mask = None  # the last query sees everything
     request = Request(query, key, value, kernel.with_scale(scale), mask, dropout_p=dropout_p)
     if mask is None:
         return request
     mask.check(request.shape)
-    return request._replace(bias=mask.bias)
+    hiding, factors = mask.hiding, mask.factors
+    if hiding is masks.lower_right and query.shape[-2] == 1:
+        hiding = None  # the last query sees everything
+    if factors is not None:
+        factors = factors[0].to(query.device), factors[1].to(query.device)
+    return request._replace(mask=hiding, bias=mask.bias, factors=factors)
 
 
 def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -417,13 +420,23 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 
 def _free_to_look(request: Request) -> bool:
-    return readable(request.query) and readable(request.key) and readable(request.value)
+    return all(readable(x) for x in (request.query, request.key, request.value, *(request.factors or ())))
 
 
 def _all_finite(request: Request) -> bool:
     # Any NaN or infinity survives a sum; a sum that overflows merely takes the careful path.
     total = request.query.detach().sum() + request.key.detach().sum() + request.value.detach().sum()
+    for factor in request.factors or ():
+        total = total + factor.detach().sum()
     return math.isfinite(total.item())
+
+
+def _guarded(request: Request, impl: str) -> bool:
+    """Whether what runs keeps hidden numbers from leaking by itself, so that no pass over the inputs is needed."""
+    if request.mask is None or request.kernel.of_pairs is not request.kernel or request.factors is not None:
+        return False
+    centred = request.kernel.traits.stationary and request.query.dtype == torch.float32
+    return not centred and IMPLEMENTATIONS[_choose(request, impl)[0]].guards
 
 
 def _shield(request: Request) -> tuple[Request, Tensor | None]:
@@ -437,13 +450,17 @@ def _shield(request: Request) -> tuple[Request, Tensor | None]:
         return request, None
     bad = _not_finite(request.key) | _not_finite(request.value)  # [..., G, K]
     bad = request.per_head(bad, axis=-2) if bad.dim() > 1 else bad
-    bad_query = _not_finite(request.query)
+    bad_query, factors = _not_finite(request.query), request.factors
+    if factors is not None:
+        left, right = factors
+        bad_query, bad = bad_query | _not_finite(left), bad | _not_finite(right)
+        factors = left.nan_to_num(0.0, 0.0, 0.0), right.nan_to_num(0.0, 0.0, 0.0)
     if mask is not masks.causal:
         # A query that sees nothing gives zeros whatever it holds; under causality alone every query sees something.
         bad_query = bad_query & mask.reach(torch.ones_like(bad), shape)
     poisoned = mask.reach(bad, shape) | bad_query
     query, key, value = (x.nan_to_num(0.0, 0.0, 0.0) for x in (request.query, request.key, request.value))
-    clean = request._replace(query=query, key=key, value=value)
+    clean = request._replace(query=query, key=key, value=value, factors=factors)
     poison = torch.zeros((), dtype=request.value.dtype, device=request.value.device).expand(shape[:-1])
     return clean, poison.masked_fill(poisoned, torch.nan)[..., None]
 

@@ -122,8 +122,8 @@ def rounding(call: Watched) -> float:
 def of_request(request: Request, output: Tensor) -> Watched:
     """A call of `attend`."""
     # Plain causality costs no memory; any other mask is written out.
-    causal = request.mask is masks.causal
-    seen, bias = (None, None) if request.mask is None or causal else request.visible()
+    causal = request.mask is masks.causal and request.factors is None
+    seen, bias = (None, None) if causal else request.visible()
     return _of_four(request.query, request.key, request.value, output, request.kernel, seen, bias, causal)
 
 

@@ -23,15 +23,20 @@ from heedful.masks._algebra import (
     keys,
     lower_right,
     padding,
-    split_causal,
     window,
 )
+from heedful.masks._blocks import blocks
 from heedful.masks._faces import from_multihead, from_sdpa, from_transformers, to_multihead, to_sdpa, to_transformers
+from heedful.masks._low_rank import low_rank
+from heedful.masks._packed import packed
+from heedful.masks._parts import Parts, parts, split_causal
 
 __all__ = [
     "Block",
     "Mask",
+    "Parts",
     "beside",
+    "blocks",
     "causal",
     "cut",
     "dense",
@@ -40,8 +45,11 @@ __all__ = [
     "from_sdpa",
     "from_transformers",
     "keys",
+    "low_rank",
     "lower_right",
+    "packed",
     "padding",
+    "parts",
     "split_causal",
     "to_multihead",
     "to_sdpa",

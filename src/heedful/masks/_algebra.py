@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from heedful._errors import InvalidArgument
+from heedful.masks._checks import broadcasts, check_boolean, check_fit, made_tensor, readable
+from heedful.masks._factors import Factors, joined
 
 Align = Literal["start", "end"]
 
@@ -56,6 +58,16 @@ class Mask:
     def bias(self) -> Tensor | None:
         """What the mask adds to scores, broadcastable to (*leading, queries, keys)."""
         return None
+
+    @property
+    def factors(self) -> Factors | None:
+        """What the mask adds to scores besides, as factors of low rank (`low_rank`)."""
+        return None
+
+    @property
+    def hiding(self) -> Mask | None:
+        """The mask without what only adds to scores; None where it hides nothing."""
+        return self
 
     def block(self, at: Block) -> Tensor:
         """True where the query may attend to the key; broadcastable to the block's shape."""
@@ -140,7 +152,7 @@ class _Keys(Mask):
     same_for_every_query = True
 
     def check(self, shape: tuple[int, ...]) -> None:
-        _fit("keys", self.keep, shape, (shape[-1],), "(batch, keys)")
+        check_fit("keys", self.keep, shape, (shape[-1],), "(batch, keys)")
 
     def block(self, at: Block) -> Tensor:
         return _along_batch(self.keep, at, at.cols)[..., None, :]
@@ -153,7 +165,7 @@ class _Padding(Mask):
     same_for_every_query = True
 
     def check(self, shape: tuple[int, ...]) -> None:
-        _fit("padding", self.lengths, shape, (), "(batch,)")
+        check_fit("padding", self.lengths, shape, (), "(batch,)")
 
     def block(self, at: Block) -> Tensor:
         return at.col_index() < _along_batch(self.lengths[..., None], at, (0, 1))[..., None, :]
@@ -168,8 +180,8 @@ class _Document(Mask):
     key_ids: Tensor  # [batch..., K]
 
     def check(self, shape: tuple[int, ...]) -> None:
-        _fit("document", self.query_ids, shape, (shape[-2],), "(batch, queries)")
-        _fit("document", self.key_ids, shape, (shape[-1],), "(batch, keys)")
+        check_fit("document", self.query_ids, shape, (shape[-2],), "(batch, queries)")
+        check_fit("document", self.key_ids, shape, (shape[-1],), "(batch, keys)")
 
     def block(self, at: Block) -> Tensor:
         queries = _along_batch(self.query_ids, at, at.rows)[..., :, None]
@@ -189,9 +201,7 @@ class _Dense(Mask):
         return self.keep.shape[-2] == 1
 
     def check(self, shape: tuple[int, ...]) -> None:
-        if self.keep.dim() > len(shape) or any(
-            have not in (1, want) for have, want in zip(self.keep.shape[::-1], shape[::-1], strict=False)
-        ):
+        if not broadcasts(self.keep.shape, shape):
             raise InvalidArgument(
                 f"attn_mask has shape {tuple(self.keep.shape)}, which does not broadcast to "
                 f"(*leading, queries, keys) = {shape}"
@@ -214,6 +224,17 @@ class _And(Mask):
     def bias(self) -> Tensor | None:
         left, right = self.left.bias, self.right.bias
         return right if left is None else left if right is None else left + right
+
+    @property
+    def factors(self) -> Factors | None:
+        return joined(self.left.factors, self.right.factors)
+
+    @property
+    def hiding(self) -> Mask | None:
+        left, right = self.left.hiding, self.right.hiding
+        if left is self.left and right is self.right:
+            return self
+        return right if left is None else left if right is None else left & right
 
     @property
     def same_for_every_query(self) -> bool:  # type: ignore[override]
@@ -301,6 +322,20 @@ class _Beside(Mask):
             parts.append(pad(right.expand(*right.shape[:-1], self.extra), (self.keys, 0)))
         return sum(parts[1:], parts[0]) if parts else None
 
+    @property
+    def factors(self) -> Factors | None:
+        left, right = (None if part is None else part.factors for part in (self.left, self.right))
+        # Keys of the other part have factors of zero, which add nothing.
+        return joined(
+            left and (left[0], pad(left[1], (0, 0, 0, self.extra))),
+            right and (right[0], pad(right[1], (0, 0, self.keys, 0))),
+        )
+
+    @property
+    def hiding(self) -> Mask | None:
+        left, right = (part and part.hiding for part in (self.left, self.right))
+        return self if left is self.left and right is self.right else beside(left, self.keys, right, self.extra)
+
     def check(self, shape: tuple[int, ...]) -> None:
         if self.keys + self.extra != shape[-1]:
             raise InvalidArgument(f"beside: {self.keys} + {self.extra} keys given, {shape[-1]} expected")
@@ -338,12 +373,12 @@ def window(before: int, after: int | None = None, *, align: Align = "start") -> 
 
 def padding(lengths: Tensor | Sequence[int]) -> Mask:
     """Keys at and behind each sequence's length are hidden; `lengths` has the batch's shape."""
-    made = _tensor("padding", "lengths", lengths)
+    made = made_tensor("padding", "lengths", lengths)
     if made.is_floating_point() or made.dtype == torch.bool or made.dim() == 0:
         raise InvalidArgument(
             f"padding: lengths must be integers of shape (batch,); got {made.dtype} {tuple(made.shape)}"
         )
-    if made.device.type != "cpu" or torch.compiler.is_compiling():
+    if not readable(made):
         return _Padding(made, None)
     if made.numel() and int(made.min()) < 0:
         raise InvalidArgument(f"padding: lengths must not be negative; got {int(made.min())}")
@@ -352,19 +387,19 @@ def padding(lengths: Tensor | Sequence[int]) -> Mask:
 
 def keys(keep: Tensor) -> Mask:
     """Keys where `keep` (batch, keys) is False are hidden from every query."""
-    _boolean("keys", keep)
+    check_boolean("keys", keep)
     return _Keys(keep)
 
 
 def document(ids: Tensor, key_ids: Tensor | None = None) -> Mask:
     """Queries see keys of the same document; `ids` is (batch, queries) or (queries,)."""
-    queries = _tensor("document", "ids", ids)
-    return _Document(queries, queries if key_ids is None else _tensor("document", "key_ids", key_ids))
+    queries = made_tensor("document", "ids", ids)
+    return _Document(queries, queries if key_ids is None else made_tensor("document", "key_ids", key_ids))
 
 
 def dense(keep: Tensor) -> Mask:
     """A boolean tensor that broadcasts to (*leading, queries, keys); True may attend."""
-    _boolean("dense", keep)
+    check_boolean("dense", keep)
     return _Dense(keep if keep.dim() > 1 else keep[None])
 
 
@@ -376,6 +411,11 @@ def beside(left: Mask | None, keys: int, right: Mask | None, extra: int) -> Mask
 def cut(tensor: Tensor, at: Block) -> Tensor:
     """The block of a tensor that broadcasts to (*leading, queries, keys)."""
     return _slice(tensor, (*at.lead, at.rows, at.cols)[len(at.lead) + 2 - tensor.dim() :])
+
+
+def cut_along(tensor: Tensor, at: Block, along: Range) -> Tensor:
+    """The block of a tensor `[..., n, R]` of queries or of keys, whose first axes broadcast to the leading ones."""
+    return _slice(tensor, (*at.lead[len(at.lead) + 2 - tensor.dim() :], along))
 
 
 def _along_batch(tensor: Tensor, at: Block, last: Range) -> Tensor:
@@ -404,45 +444,5 @@ def _known(mask: object) -> Mask:
 
 
 def _without_bias(*parts: Mask) -> None:
-    if any(part.bias is not None for part in parts):
+    if any(part.bias is not None or part.factors is not None for part in parts):
         raise InvalidArgument("a mask that adds to scores combines with & alone; | and ~ take boolean masks")
-
-
-def _boolean(name: str, keep: object) -> None:
-    if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.dim() == 0:
-        got = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
-        raise InvalidArgument(f"{name}: keep must be a boolean tensor, True = may attend; got {got}")
-
-
-def _tensor(name: str, argument: str, value: object) -> Tensor:
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidArgument(f"{name}: {argument} must be a tensor or a list of numbers; got {value!r:.60}") from None
-
-
-def _fit(name: str, tensor: Tensor, shape: tuple[int, ...], last: tuple[int, ...], meaning: str) -> None:
-    """Refuses a tensor that is not `(*batch, *last)` with a batch of the grid's first axes."""
-    batch = tensor.dim() - len(last)
-    wanted = (*shape[:-2][: max(batch, 0)], *last)
-    if tensor.dim() != len(wanted) or any(
-        have not in (1, want) for have, want in zip(tensor.shape, wanted, strict=True)
-    ):
-        raise InvalidArgument(
-            f"{name}: got shape {tuple(tensor.shape)}, expected {meaning} = {wanted} for queries and keys "
-            f"of (*leading, queries, keys) = {shape}"
-        )
-
-
-def split_causal(mask: Mask | None, shape: tuple[int, ...]) -> tuple[bool, Mask | None] | None:
-    """A mask as "causal or not" and a part that is the same for every query; None where it is not of that form."""
-    if mask is None or mask.same_for_every_query:
-        return False, mask
-    if isinstance(mask, _Causal):
-        return (True, None) if _offset(mask.align, shape) == 0 else None
-    if type(mask) is _And:
-        left, right = split_causal(mask.left, shape), split_causal(mask.right, shape)
-        if left is not None and right is not None:
-            rest = left[1] if right[1] is None else right[1] if left[1] is None else left[1] & right[1]
-            return left[0] or right[0], rest
-    return None

@@ -78,17 +78,25 @@ def from_transformers(attention_mask: Tensor | None) -> Mask | None:
 
 def to_sdpa(mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Written out for `scaled_dot_product_attention`: True = attend."""
-    return mask.dense(shape, device)
+    return _written_out(mask, shape, device)
 
 
 def to_multihead(mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Written out for `nn.MultiheadAttention`'s `attn_mask`: True = ignore; (batch * heads, queries, keys)."""
-    return ~mask.dense(shape, device).expand(*shape).flatten(0, -3)
+    return ~_written_out(mask, shape, device).expand(*shape).flatten(0, -3)
 
 
 def to_transformers(
     mask: Mask, shape: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Written out for Hugging Face's eager attention: 0 = attend, the lowest float = ignore."""
-    keep = mask.dense(shape, device)
+    keep = _written_out(mask, shape, device)
     return torch.zeros(keep.shape, dtype=dtype, device=device).masked_fill(~keep, torch.finfo(dtype).min)
+
+
+def _written_out(mask: Mask, shape: Sequence[int], device: torch.device | str) -> Tensor:
+    if mask.factors is not None:
+        raise InvalidArgument(
+            "this mask holds a bias of low rank (low_rank), which no boolean mask can say; add it there"
+        )
+    return mask.dense(shape, device)

@@ -97,7 +97,7 @@ class PairAttention(Module):
         mask = layer_mask(batch, 1, n, n, attn_mask, key_padding_mask, is_causal)
         if mask is None:
             return torch.ones(batch, n, n, dtype=torch.bool, device=x.device)
-        if mask.bias is not None:
+        if mask.bias is not None or mask.factors is not None:
             raise InvalidArgument("PairAttention has no score to add to; give boolean masks (True = ignore)")
         return mask.dense((batch, 1, n, n), x.device).expand(batch, 1, n, n)[:, 0]
 

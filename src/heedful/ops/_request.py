@@ -10,17 +10,20 @@ from torch import Tensor
 
 from heedful.kernels import Kernel
 from heedful.masks import Block, Mask, cut
+from heedful.masks._algebra import cut_along
+from heedful.masks._factors import Factors
 
 
 class Request(NamedTuple):
-    """A checked call of `attend`: kernels of pairs only, one mask, one bias."""
+    """A checked call of `attend`: kernels of pairs only, one mask, one bias, one bias of low rank."""
 
     query: Tensor  # [..., H, Q, D]
     key: Tensor  # [..., G, K, D], G = H or a divisor of it
     value: Tensor  # [..., G, K, E]
     kernel: Kernel
-    mask: Mask | None = None
+    mask: Mask | None = None  # what hides; what only adds to scores is in the two below
     bias: Tensor | None = None
+    factors: Factors | None = None  # [..., Q, R], [..., K, R]
     dropout_p: float = 0.0
 
     @property
@@ -43,10 +46,19 @@ class Request(NamedTuple):
 
     def visible(self, at: Block | None = None) -> tuple[Tensor | None, Tensor | None]:
         """Where a block's rows may attend, and what is added to their scores; of the whole grid by default."""
-        if self.mask is None:
+        if self.mask is None and self.factors is None:
             return None, None
-        at = Block.whole(self.shape, self.query.device) if at is None else at
-        return self.mask.block(at), None if self.bias is None else cut(self.bias, at)
+        keep, bias, factors = self.cut(Block.whole(self.shape, self.query.device) if at is None else at)
+        return keep, added(bias, factors, wide(self.query.dtype))
+
+    def cut(self, at: Block) -> tuple[Tensor | None, Tensor | None, Factors | None]:
+        """A block of the mask, of the bias, and of the factors."""
+        keep = None if self.mask is None else self.mask.block(at)
+        bias = None if self.bias is None else cut(self.bias, at)
+        if self.factors is None:
+            return keep, bias, None
+        left, right = self.factors
+        return keep, bias, (cut_along(left, at, at.rows), cut_along(right, at, at.cols))
 
 
 class Cost(NamedTuple):
@@ -64,11 +76,20 @@ class Implementation(NamedTuple):
     refuse: Callable[[Request], str | None]
     cost: Callable[[Request], Cost]
     run: Callable[[Request], Tensor]
+    guards: bool = False  # nothing hidden leaks from it, not even NaN
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The type sums are kept in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def added(bias: Tensor | None, factors: Factors | None, dtype: torch.dtype) -> Tensor | None:
+    """What a block's bias and factors add to its scores."""
+    if factors is None:
+        return bias
+    left, right = (x.to(dtype) for x in factors)
+    return left @ right.mT if bias is None else bias.to(dtype) + left @ right.mT
 
 
 def pairs(request: Request) -> int:

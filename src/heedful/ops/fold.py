@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from heedful.kernels._base import Folded
 from heedful.masks import split_causal
+from heedful.masks._factors import side_by_side
 from heedful.ops import reference
 from heedful.ops._request import Cost, Implementation, Request, wide
 
@@ -18,8 +20,12 @@ def run(request: Request) -> Tensor:
         request = request.expanded()
     if request.query.dtype != request.key.dtype:
         request = request._replace(query=request.query.to(request.key.dtype))
+    if request.factors is not None and request.factors[1].shape[:-2][-1:] not in ((), (1,), request.key.shape[-3:-2]):
+        request = request.expanded()  # factors of their own for query heads that share keys
     folded = request.kernel.fold(request.query, request.key)
     assert folded is not None
+    if request.factors is not None:
+        folded = append_factors(folded, *request.factors)
     query, key, value = folded.query, folded.key, request.value
     width = value.shape[-1]
     is_causal, attn_mask, sees = _mask(request)
@@ -31,6 +37,7 @@ def run(request: Request) -> Tensor:
         if query.shape[-1] != width or key.shape[-1] != width:
             # Fused kernels want one head size for all three.
             size = max(query.shape[-1], width)
+            size = size if request.factors is None else -(-size // 8) * 8
             query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
     # Given only where it acts: a compiled graph may leave the number of heads open, and the flag must be a plain bool.
     grouped = {"enable_gqa": True} if query.dim() > 2 and query.shape[-3] != key.shape[-3] else {}
@@ -52,7 +59,41 @@ def run(request: Request) -> Tensor:
 def _fits_a_mask(request: Request, column: Tensor) -> bool:
     """Whether the column goes in as a float mask: cheaper than coordinates where no other mask, gradient or rounding is in play."""
     asks = torch.is_grad_enabled() and column.requires_grad
-    return request.mask is None and not asks and column.device.type == "cpu" and request.query.dtype == column.dtype
+    alone = request.mask is None and request.factors is None
+    return alone and not asks and column.device.type == "cpu" and request.query.dtype == column.dtype
+
+
+def append_factors(folded: Folded, left: Tensor, right: Tensor) -> Folded:
+    """Adds `left . right` to the scores as further coordinates, exactly also in 16 bit.
+
+    With s query . key as the score, the coordinates beside the query are left / s. In 16 bit, the power of two in a small s
+    is given to the query, which does not round, and left / s, which would, is written as a sum of three 16-bit numbers;
+    their products with `right` are summed in float32 by the fused kernel.
+    """
+    query, key, column, scale = folded
+    left, right = left.to(query.dtype), right.to(key.dtype)
+    parts = [left]
+    if query.dtype in (torch.float32, torch.float64):
+        query, scale = query * scale, 1.0
+    elif scale == 0:
+        query, scale = query * 0.0, 1.0
+    else:
+        power = math.ldexp(1.0, min(math.frexp(scale)[1] - 1, 0))
+        query, scale = query * power, scale / power
+        exact = abs(math.frexp(scale)[0]) == 0.5
+        parts = [left / scale] if exact else _split(left.to(wide(left.dtype)) / scale, query.dtype)
+    query, key = side_by_side(query, *parts), side_by_side(key, *[right] * len(parts))
+    return Folded(query, key, None if column is None else column.expand(key.shape[:-1]), scale)
+
+
+def _split(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """A sum of three 16-bit numbers, the gradient all through the first."""
+    parts = [x.to(dtype)]
+    rest = x.detach() - parts[0].detach().to(x.dtype)
+    for _ in range(2):
+        parts.append(rest.to(dtype))
+        rest = rest - parts[-1].to(x.dtype)
+    return parts
 
 
 def append_column(query: Tensor, key: Tensor, column: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
@@ -85,7 +126,7 @@ def _mask(request: Request) -> tuple[bool, Tensor | None, Tensor | None]:
         return False, None, None
     if request.bias is None and split_causal(request.mask, request.shape) == (True, None):
         return True, None, None
-    keep, bias = request.visible()
+    keep, bias = request._replace(factors=None).visible()  # factors are coordinates
     assert keep is not None
     sees = keep.any(dim=-1, keepdim=True)
     if bias is None:
@@ -103,6 +144,10 @@ def refuse(request: Request) -> str | None:
         return "rows are not normalised by their sum"
     if not request.kernel.folds:
         return "the score is no inner product plus a term of the key"
+    if request.factors is not None:
+        kinds = {x.dtype for x in request.factors}
+        if request.key.dtype.itemsize == 2 and kinds != {request.key.dtype}:
+            return f"a bias of low rank beside {request.key.dtype} must be of that dtype, or folding it would round it"
     return None
 
 
@@ -114,8 +159,10 @@ def cost(request: Request) -> Cost:
     assert folded is not None
     item = request.query.dtype.itemsize
     extra = 0.0
-    if folded.query is not query or folded.column is not None:
-        size = -(-max(folded.query.shape[-1] + (folded.column is not None), request.value.shape[-1]) // 8) * 8
+    if folded.query is not query or folded.column is not None or request.factors is not None:
+        rank = 0 if request.factors is None else request.factors[0].shape[-1]
+        size = folded.query.shape[-1] + (folded.column is not None) + rank
+        size = -(-max(size, request.value.shape[-1]) // 8) * 8
         rows = request.query.shape[:-1].numel() * 2 + request.key.shape[:-1].numel() * 2
         base, extra = Cost(base.flops * 2 * size / depth, 0.0), float(rows * size * item)
     if request.mask is not None and split_causal(request.mask, request.shape) != (True, None):

@@ -10,11 +10,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from heedful._errors import InvalidArgument
-from heedful.kernels import Kernel
+from heedful.kernels import FeatureMap, Kernel
+from heedful.kernels._algebra import Divided
 from heedful.masks import Mask, split_causal
 from heedful.ops._request import Cost, Implementation, Request, wide
+from heedful.ops.fused import chunk_ops
 
 CHUNK = 128
+
+# Devices on which the fused kernels run. Tests add the CPU, where Triton's interpreter runs them.
+FUSED = frozenset({"cuda"})
 
 
 class LinearState(NamedTuple):
@@ -31,22 +36,65 @@ class Step(NamedTuple):
 
 
 def run(request: Request) -> Tensor:
-    request = request.expanded()
     parts = split_causal(request.mask, request.shape)
     assert parts is not None
     is_causal, mask = parts
+    division = request.kernel.traits.division
+    fused = _fusable(request.kernel, request.query, request.value)
+    name = _map_inside(request.kernel)
+    # One sum over all keys is a matrix product, which loses only where 16 bit would be written out in 32 first.
+    if fused and name is not None and (is_causal or request.query.dtype != torch.float32):
+        return _run_fused(request, name, is_causal, _visible(request, mask, torch.float32))
+    request = request.expanded()
     query, key, value = _prepare(request.kernel.features, request.query, request.key, request.value)
     keep = _visible(request, mask, key.dtype)
-    key = key if keep is None else key * keep[..., None]
-    if is_causal:
-        out, total = _causal(query, key, value)
-    else:
-        out, total = query @ (key.mT @ value), query @ key.sum(dim=-2)[..., None]
     count = None
-    if request.kernel.traits.division == "count":
+    if division == "count":
         seen = torch.ones_like(key[..., 0]) if keep is None else (keep != 0).to(key.dtype)
         count = seen.cumsum(dim=-1)[..., None] if is_causal else seen.sum(dim=-1)[..., None, None]
+    if fused and is_causal and key.dtype == torch.float32:
+        query = query if count is None else query / count.clamp_min(1)
+        return _run_fused(request._replace(query=query, key=key), "identity", is_causal, keep)
+    key = key if keep is None else key * keep[..., None]
+    out, total = sums(query, key, value, is_causal)
     return _divide(request.kernel, out, total, count).to(request.value.dtype)
+
+
+def sums(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Sum over j of (q_i.k_j) v_j, and of q_i.k_j: over all j, or over j <= i."""
+    if is_causal:
+        return _causal(query, key, value)
+    return query @ (key.mT @ value), query @ key.sum(dim=-2)[..., None]
+
+
+def _fusable(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
+    return chunk_ops.usable(query, value, kernel.feature_size(query.shape[-1]) or 0, FUSED)
+
+
+def _map_inside(kernel: Kernel) -> chunk_ops.MapName | None:
+    """The map that the fused kernels apply themselves, if the kernel is one: exactly, not a subclass with its own."""
+    if type(kernel) is Divided and kernel.by == "sum":
+        return _map_inside(kernel.kernel)
+    if type(kernel) is not FeatureMap or kernel.traits.division == "count":
+        return None
+    return "elu" if kernel.map == "elu" else "relu" if kernel.map == "relu" else None
+
+
+def _run_fused(request: Request, name: chunk_ops.MapName, is_causal: bool, weight: Tensor | None) -> Tensor:
+    """By the fused kernels, which take `[B, H, n, D]`, as many heads of keys as of values, and a weight for each of those."""
+    lead, flat = request.shape[:-3], request.query.dim() == 2
+    of_heads = weight is not None and weight.dim() > 1 and weight.shape[-2] > 1
+    if not flat and (of_heads or request.key.shape[-3] != request.value.shape[-3]):
+        request = request.expanded()
+    query, key, value = (
+        x[None, None] if flat else x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+        for x in (request.query, request.key, request.value)
+    )
+    if weight is not None:
+        weight = weight.expand(*lead, *key.shape[1:3]).reshape(key.shape[:3])
+    normal = request.kernel.traits.division == "sum"
+    out, _ = chunk_ops.chunks(query, key, value, weight, name, normal, is_causal)
+    return out.reshape(*request.query.shape[:-1] if flat else (*lead, *request.query.shape[-3:-1]), value.shape[-1])
 
 
 def _visible(request: Request, mask: Mask | None, dtype: torch.dtype) -> Tensor | None:
@@ -63,22 +111,56 @@ def _visible(request: Request, mask: Mask | None, dtype: torch.dtype) -> Tensor 
 
 def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None) -> Step:
     """Continues causal attention by the given tokens: O(F E) each, whatever came before."""
-    dtype = value.dtype
-    query, key, value = _prepare(kernel.steady_features, query, key, value)
-    wanted = ((*key.shape[:-2], key.shape[-1], value.shape[-1]), (*key.shape[:-2], key.shape[-1]), (*key.shape[:-2], 1))
-    state = LinearState(*(key.new_zeros(size) for size in wanted)) if state is None else state
-    for name, tensor, size in zip(LinearState._fields, state, wanted, strict=True):
+    dtype, length = value.dtype, query.shape[-2]
+    fused = _fusable_step(kernel, query, key, value, state)
+    name = _map_inside(kernel) if fused else None
+    given = value
+    if name is None:
+        query, key, value = _prepare(kernel.steady_features, query, key, value)
+    lead, kind = key.shape[:-2], wide(key.dtype)
+    wanted = ((*lead, key.shape[-1], value.shape[-1]), (*lead, key.shape[-1]), (*lead, 1))
+    state = LinearState(*(key.new_zeros(size, dtype=kind) for size in wanted)) if state is None else state
+    for field, tensor, size in zip(LinearState._fields, state, wanted, strict=True):
         if not isinstance(tensor, Tensor) or tensor.shape != size:
             got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise InvalidArgument(
-                f"step: the state's {name} must have shape {size}; got {got}: give what step returned"
+                f"step: the state's {field} must have shape {size}; got {got}: give what step returned"
             )
+    count = state.seen[..., None] + torch.arange(1, length + 1, device=query.device)[:, None]
+    seen = state.seen + length
+    if fused and kind == torch.float32:
+        if kernel.traits.division == "count":
+            query = query / count
+        out, memory, total = _step_fused(kernel, query, key, given, state, name or "identity")
+        return Step(out, LinearState(memory, total, seen))
     out, total = _causal(query, key, value)
     out = out + query @ state.memory
     total = total + query @ state.total[..., None]
-    count = state.seen[..., None] + torch.arange(1, query.shape[-2] + 1, device=query.device)[:, None]
-    new = LinearState(state.memory + key.mT @ value, state.total + key.sum(dim=-2), state.seen + query.shape[-2])
+    new = LinearState(state.memory + key.mT @ value, state.total + key.sum(dim=-2), seen)
     return Step(_divide(kernel, out, total, count).to(dtype), new)
+
+
+def _fusable_step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None) -> bool:
+    """Whether the fused kernels take a step: nothing asks for a gradient, nothing broadcasts, the state is in float32."""
+    given = [query, key, value, *kernel.tensors().values(), *(state or ())]
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
+        return False
+    if any(not isinstance(x, Tensor) or x.dtype != torch.float32 for x in (state or ())[:2]):
+        return False
+    return query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and _fusable(kernel, query, value)
+
+
+def _step_fused(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: LinearState, name: chunk_ops.MapName
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, memory and total by the fused kernels, which take two leading axes."""
+    lead, normal = key.shape[:-2], kernel.traits.division == "sum"
+    query, key, value, memory = (
+        x.reshape(-1, lead[-1] if lead else 1, *x.shape[-2:]) for x in (query, key, value, state.memory)
+    )
+    total = state.total.reshape(memory.shape[:-1])
+    out, memory, total = chunk_ops.chunks_step(query, key, value, memory, total, name, normal)
+    return out.reshape(*lead, *out.shape[-2:]), memory.reshape(state.memory.shape), total.reshape(state.total.shape)
 
 
 def _prepare(
@@ -126,6 +208,10 @@ def refuse(request: Request) -> str | None:
         return "the mask differs between queries by more than causality"
     if request.bias is not None and (request.bias.shape[-2] != 1 or request.kernel.scored):
         return "a float mask here must be the same for every query, on a kernel without a score"
+    if request.factors is not None:
+        return (
+            "a bias of low rank (masks.low_rank) differs between queries, and its exponential has no finite feature map"
+        )
     if parts[0] and request.shape[-2] != request.shape[-1]:
         return "causal linear attention takes as many queries as keys (attend.step continues from a state)"
     if request.dropout_p:

@@ -36,7 +36,8 @@ def run(request: Request) -> Tensor:
 
 
 def cost(request: Request) -> Cost:
-    depth = request.query.shape[-1] + request.value.shape[-1]
+    rank = 0 if request.factors is None else request.factors[0].shape[-1]
+    depth = request.query.shape[-1] + request.value.shape[-1] + rank
     item = wide(request.query.dtype).itemsize
     return Cost(2.0 * pairs(request) * depth, 3.0 * pairs(request) * item)
 

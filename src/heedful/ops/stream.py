@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from heedful.kernels import Kernel
 from heedful.masks import Block, cut
-from heedful.masks._algebra import Range
+from heedful.masks._algebra import Range, cut_along
 from heedful.ops import reference
-from heedful.ops._request import Cost, Implementation, Request, wide
+from heedful.ops._request import Cost, Implementation, Request, added, wide
 
 # Coefficients in flight: few enough to stay near the caches, enough to hide the cost of a call.
 BLOCK = {"cpu": 2**19, "cuda": 2**25}
@@ -31,7 +31,7 @@ def run(request: Request) -> Tensor:
     if torch.compiler.is_compiling() or request.dropout_p or _transforming():
         return _traceable(request)
     names, tensors = zip(*request.kernel.tensors().items(), strict=True) if request.kernel.tensors() else ((), ())
-    return _Stream.apply(request, names, query, key, value, request.bias, *tensors)
+    return _Stream.apply(request, names, query, key, value, request.bias, *(request.factors or (None, None)), *tensors)
 
 
 class _Stream(torch.autograd.Function):
@@ -42,7 +42,7 @@ class _Stream(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, request: Request, names: tuple[str, ...], *inputs: Tensor | None) -> Tensor:
-        query, _, value, _, *_ = inputs
+        query, _, value, *_ = inputs
         assert query is not None
         assert value is not None
         ctx.save_for_backward(*inputs)
@@ -85,14 +85,19 @@ def _add_block(ctx: Any, saved: list[Any], totals: list[Any], gradient: Tensor, 
         query, key, _ = (
             part.detach().requires_grad_(want) for part, want in zip(_pieces(request, at), asked, strict=False)
         )
-        keep, bias = request.visible(at)
+        keep, bias, factors = request.cut(at)
         bias = None if bias is None else bias.detach().requires_grad_(asked[3])
-        tensors = [tensor.requires_grad_(want) for tensor, want in zip(saved[4:], asked[4:], strict=True)]
+        if factors is not None:
+            left, right = (x.detach().requires_grad_(want) for x, want in zip(factors, asked[4:6], strict=True))
+            factors = left, right
+        tensors = [tensor.requires_grad_(want) for tensor, want in zip(saved[6:], asked[6:], strict=True)]
         kernel = request.kernel.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-        weights = reference.coefficients(_of_heads(kernel, at, request.shape), query, key, keep, bias)
+        weights = reference.coefficients(
+            _of_heads(kernel, at, request.shape), query, key, keep, added(bias, factors, wide(query.dtype))
+        )
     if totals[2] is not None:
         _narrow(totals[2], at.lead, at.cols).add_(weights.detach().mT.to(kind) @ above)
-    sources = [query, key, None, bias, *tensors]
+    sources = [query, key, None, bias, *(factors or (None, None)), *tensors]
     wanted = [n for n, want in enumerate(asked) if want and n != 2]
     if not wanted:
         return
@@ -105,20 +110,24 @@ def _add_block(ctx: Any, saved: list[Any], totals: list[Any], gradient: Tensor, 
             _narrow(totals[n], at.lead, at.cols if n else at.rows).add_(part)
         elif n == 3:
             cut(totals[n], at).add_(part)
+        elif n < 6:
+            cut_along(totals[n], at, at.rows if n == 4 else at.cols).add_(part)
         else:
             totals[n].add_(part)
 
 
 def _with(ctx: Any, saved: Sequence[Any]) -> Request:
-    query, key, value, bias, *tensors = saved
+    query, key, value, bias, left, right, *tensors = saved
     kernel = ctx.request.kernel.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-    return ctx.request._replace(query=query, key=key, value=value, bias=bias, kernel=kernel)
+    factors = None if left is None else (left, right)
+    return ctx.request._replace(query=query, key=key, value=value, bias=bias, factors=factors, kernel=kernel)
 
 
 def _traceable(request: Request) -> Tensor:
     """The same by torch's own recomputation: it can be compiled, transformed and drops coefficients reproducibly."""
     bias = [] if request.bias is None else [request.bias]
-    asks = [request.query, request.key, request.value, *bias, *request.kernel.tensors().values()]
+    learned = [*bias, *(request.factors or ()), *request.kernel.tensors().values()]
+    asks = [request.query, request.key, request.value, *learned]
     recompute = torch.is_grad_enabled() and not _transforming() and any(x.requires_grad for x in asks)
     out: dict[tuple[Range, ...], list[Tensor]] = {}
     for at in _blocks(request):

@@ -1,0 +1,116 @@
+"""A mask taken apart: into what a fused kernel can work out from positions, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful.masks._algebra import Block, Mask, _And, _Causal, _Document, _offset, _Padding, _Window
+from heedful.masks._blocks import _Blocks
+from heedful.masks._packed import _Packed
+
+
+class Parts(NamedTuple):
+    """Conditions that all must hold for query i to see key j of a grid (*leading, Q, K); None where there is none.
+
+    `batch...` are the first of the leading axes, perhaps not all; an axis of one entry stands for all.
+    """
+
+    low: int | None = None  # j - i >= low
+    high: int | None = None  # j - i <= high
+    lengths: Tensor | None = None  # [batch...], integers: j < lengths
+    ids: tuple[Tensor, Tensor] | None = None  # [batch..., Q] and [batch..., K], integers: equal
+    keep: Tensor | None = None  # boolean, broadcastable to (*leading, Q, K)
+    blocks: tuple[Tensor, tuple[int, int]] | None = None  # keep [..., rows, cols] and the size of a block: see `blocks`
+
+
+def parts(mask: Mask | None, shape: Sequence[int], device: torch.device | str = "cpu") -> Parts:
+    """The mask as bounds of j - i, lengths, ids, blocks, and a boolean tensor for all that is nothing of these.
+
+    What a mask adds to scores is not part of it (`bias`, `factors`). Nothing is read from a tensor, so this waits for no
+    device and may be traced. Or, not and `beside` are written out, and so is the second pair of ids or size of blocks.
+
+    >>> from heedful import masks
+    >>> masks.parts(masks.causal & masks.window(3), (5, 7))[:2]
+    (-3, 0)
+    """
+    if mask is None:
+        return Parts()
+    grid = tuple(shape)
+    mask.check(grid)
+    at = Block.whole(grid, torch.device(device))
+    found = Parts()
+    for one in _joined_by_and(mask.hiding):
+        found = _tightened(found, one, at)
+    return found
+
+
+def _joined_by_and(mask: Mask | None) -> list[Mask]:
+    if mask is None:
+        return []
+    return [*_joined_by_and(mask.left), *_joined_by_and(mask.right)] if type(mask) is _And else [mask]
+
+
+def _tightened(found: Parts, mask: Mask, at: Block) -> Parts:
+    """The parts with one more mask that is no `&`."""
+    if isinstance(mask, _Causal):
+        return _between(found, None, _offset(mask.align, at.shape))
+    if isinstance(mask, _Window):
+        offset = _offset(mask.align, at.shape)
+        return _between(found, offset - mask.before, offset + mask.after)
+    if isinstance(mask, _Padding):
+        lengths = mask.lengths.to(at.device)
+        return found._replace(lengths=lengths if found.lengths is None else _shorter(found.lengths, lengths))
+    ids = _ids(mask, at)
+    if ids is not None and found.ids is None:
+        return found._replace(ids=ids)
+    if isinstance(mask, _Blocks):
+        keep = mask.keep.to(at.device)
+        if found.blocks is None or found.blocks[1] == mask.size:
+            return found._replace(blocks=(keep if found.blocks is None else keep & found.blocks[0], mask.size))
+    kept = mask.block(at)
+    return found._replace(keep=kept if found.keep is None else found.keep & kept)
+
+
+def _between(found: Parts, low: int | None, high: int | None) -> Parts:
+    lows = [one for one in (found.low, low) if one is not None]
+    highs = [one for one in (found.high, high) if one is not None]
+    # torch's own, so that sizes a compiled graph leaves open stay open.
+    return found._replace(
+        low=torch.sym_max(*lows) if len(lows) > 1 else lows[0] if lows else None,
+        high=torch.sym_min(*highs) if len(highs) > 1 else highs[0] if highs else None,
+    )
+
+
+def _shorter(one: Tensor, other: Tensor) -> Tensor:
+    """The smaller of lengths `[batch...]`, whose axes start alike."""
+    axes = max(one.dim(), other.dim())
+    one, other = (x.reshape(*x.shape, *(1,) * (axes - x.dim())) for x in (one, other))
+    return torch.minimum(one, other)
+
+
+def _ids(mask: Mask, at: Block) -> tuple[Tensor, Tensor] | None:
+    """What says by being equal who sees whom, as integers."""
+    if isinstance(mask, _Packed):
+        return mask.ids(at)
+    if not isinstance(mask, _Document) or any(x.is_floating_point() for x in (mask.query_ids, mask.key_ids)):
+        return None
+    queries, keys = mask.query_ids.to(at.device), mask.key_ids.to(at.device)
+    return queries.expand(*queries.shape[:-1], at.shape[-2]), keys.expand(*keys.shape[:-1], at.shape[-1])
+
+
+def split_causal(mask: Mask | None, shape: tuple[int, ...]) -> tuple[bool, Mask | None] | None:
+    """A mask as "causal or not" and a part that is the same for every query; None where it is not of that form."""
+    if mask is None or mask.same_for_every_query:
+        return False, mask
+    if isinstance(mask, _Causal):
+        return (True, None) if _offset(mask.align, shape) == 0 else None
+    if type(mask) is _And:
+        left, right = split_causal(mask.left, shape), split_causal(mask.right, shape)
+        if left is not None and right is not None:
+            rest = left[1] if right[1] is None else right[1] if left[1] is None else left[1] & right[1]
+            return left[0] or right[0], rest
+    return None

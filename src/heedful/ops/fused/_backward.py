@@ -1,0 +1,289 @@
+"""The backward pass in two kernels without atomics: one for the rows (queries), one for the columns (keys and values).
+
+Coefficients are computed anew from query, key and what forward kept of a row's divisor. With ds = dL/dscore, where rows are
+divided by their sum dp loses delta = out . dout first:
+
+    dq = alpha sum_j ds_ij k_j      dk = alpha sum_i ds_ij q_i      dv = sum_i p_ij dout_i
+
+and, where the score is that of a distance, alpha (q.k - q.q / 2 - k.k / 2), less alpha q_i sum_j ds_ij and alpha k_j sum_i ds_ij.
+Both sums run in a fixed order: the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, tile, visible
+from heedful.ops.fused._forward import ROOM, stretch
+from heedful.ops.fused.activations import coefficient, slope
+
+
+@triton.jit
+def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, T, C: tl.constexpr):
+    """The gradient of BM queries, and per row those of alpha, beta and the left factor.
+
+    `again` is the query under another name: read through it behind the loop, it need not stay in registers.
+    """
+    blocks = tl.cdiv(T.Q, C.BM)
+    pid = tl.program_id(0)
+    m = pid % blocks
+    if C.HIGH:
+        m = blocks - 1 - m
+    b, h = pid // blocks // T.H, pid // blocks % T.H
+    g = h // (T.H // T.G)
+    head = (b * T.H + h).to(tl.int64)
+    rows, deep = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.D)
+    inside = rows < T.Q
+    alpha = tl.load(T.alpha + h)
+    q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
+    do = tile(do_, b, h, T.H, T.Q, m * C.BM, C.BM, C.E, C.FLAT)
+    delta = tl.load(delta_ + head * T.Q + rows, mask=inside, other=0.0) if C.DIVISION == 1 else tl.zeros([C.BM], tl.float32)
+    half = tl.zeros([C.BM], tl.float32)
+    if C.DISTANCE and (C.DIVISION != 1 or C.GRADIENTS[0]):
+        half = tl.load(T.hq + head * T.Q + rows, mask=inside, other=0.0)
+    dq = tl.zeros([C.BM, C.D], tl.float32)
+    own = tl.zeros([C.BM], tl.float32)
+    far = tl.zeros([C.BM], tl.float32)
+    dleft = tl.zeros([C.BM, C.R], tl.float32)
+    scale = tl.full([C.BM], 1.0, tl.float32)
+    if C.DIVISION == 2 or (C.DIVISION == 1 and C.ACT != "exp"):
+        divisor = tl.load(stat_ + head * T.Q + rows, mask=inside, other=1.0)
+        scale = tl.where(divisor == 0, 0.0, 1.0 / tl.where(divisor == 0, 1.0, divisor))
+    shift = tl.zeros([C.BM], tl.float32)
+    if C.ACT == "exp" and C.DIVISION == 1:
+        shift = tl.load(stat_ + head * T.Q + rows, mask=inside, other=0.0)
+    elif C.DISTANCE:
+        shift = alpha * C.UNIT * half
+    if C.PASS != 0:
+        late = tl.max(tl.abs(shift)) < ROOM
+        if (C.PASS == 1) != late:
+            return
+    if C.PASS == 1:
+        scale *= tl.exp2(-shift)
+    last, first, full, least, end = stretch(m, b, h, T, C)
+    if C.LIST:
+        end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
+        dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, 0, end, last, b, h, g, True, T, C)
+    else:
+        if C.LOW:
+            dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, first, full, last, b, h, g, True, T, C)
+        dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, full, least, last, b, h, g, False, T, C)
+        if C.HIGH or C.LENGTHS or not C.EVEN:
+            dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, least, end, last, b, h, g, True, T, C)
+    dq *= scale[:, None]
+    own *= scale
+    if C.DISTANCE or C.GRADIENTS[0]:
+        q = tile(again_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
+    if C.GRADIENTS[0]:
+        by_alpha = tl.sum(q.to(tl.float32) * dq, 1) - half * own - far * scale
+        tl.store(dalpha_ + head * T.Q + rows, by_alpha, mask=inside)
+    if C.GRADIENTS[1]:
+        tl.store(dbeta_ + head * T.Q + rows, own, mask=inside)
+    if C.RANK and C.GRADIENTS[2]:
+        r = tl.arange(0, C.R)
+        where = dleft_ + (head * T.Q + rows)[:, None] * C.RANK + r[None, :]
+        tl.store(where, dleft * scale[:, None], mask=inside[:, None] & (r[None, :] < C.RANK))
+    if C.DISTANCE:
+        dq -= q.to(tl.float32) * own[:, None]
+    where = dq_ + (head * T.Q + rows)[:, None] * C.HEAD + deep[None, :]
+    tl.store(where, (alpha * dq).to(dq_.dtype.element_ty), mask=inside[:, None] & (deep[None, :] < C.HEAD))
+
+
+@triton.jit
+def walk_rows(
+    dq, own, far, dleft, q, do, delta, shift, k_, v_, m, start, end, last, b, h, g,
+    MASKED: tl.constexpr, T, C: tl.constexpr,
+):  # fmt: skip
+    """Adds a stretch of keys. `own` sums ds, `far` sums ds times half the squared norm of the key."""
+    a2 = tl.load(T.alpha + h) * C.UNIT
+    b2 = tl.load(T.beta + h) * C.UNIT if C.BETA else 0.0
+    rows = m * C.BM + tl.arange(0, C.BM)
+    if C.RANK:
+        left = factor(T.left, T.left_b, T.left_h, T.left_q, b, h, rows, T.Q, C)
+    for at in tl.range(start, end, 1 if C.LIST else C.BN, num_stages=C.STAGES):
+        n0 = tl.load(base(T.order, T.order_b, T.order_h, b, h) + m * T.order_m + at) * C.BN if C.LIST else at
+        cols = n0 + tl.arange(0, C.BN)
+        k = tile(k_, b, g, T.G, T.K, n0, C.BN, C.D, C.FLAT)
+        v = tile(v_, b, g, T.G, T.K, n0, C.BN, C.E, C.FLAT)
+        t = tl.dot(q, k.T, input_precision=C.PRECISION) * a2
+        dp = tl.dot(do, v.T, input_precision=C.PRECISION)
+        if C.DISTANCE or C.BETA or C.BIAS == 1:
+            t += of_keys(cols, b, h, g, a2, b2, T, C)[None, :]
+        if C.RANK:
+            right = factor(T.right, T.right_b, T.right_h, T.right_k, b, h, cols, T.K, C)
+            t += tl.dot(left, right.T, input_precision=C.PRECISION) * C.UNIT
+        if C.BIAS == 2:
+            t += of_pairs(rows[:, None], cols[None, :], b, h, T, C)
+        if C.ACT == "exp" and C.PASS != 1 and (C.DISTANCE or C.DIVISION == 1):
+            t -= shift[:, None]
+        p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
+        if C.DIVISION == 1:
+            dp -= delta[:, None]
+        ds = slope(t, p, C.ACT, C.DEGREE) * dp
+        if MASKED:
+            ds = tl.where(visible(rows[:, None], cols[None, :], last, b, h, T, C), ds, 0.0)
+            if C.CLEAN:
+                k = clean(k)
+        if (C.DISTANCE and not (C.ACT == "exp" and C.DIVISION == 1)) or C.GRADIENTS[1]:
+            own += tl.sum(ds, 1)  # of rows that sum to one it is zero
+        if C.DISTANCE and C.GRADIENTS[0]:
+            half = tl.load(T.hk + (b * T.G + g).to(tl.int64) * T.K + cols, mask=cols < T.K, other=0.0)
+            if MASKED and C.CLEAN:
+                half = clean(half)
+            far += tl.sum(ds * half[None, :], 1)
+        if C.RANK and C.GRADIENTS[2]:
+            dleft = tl.dot(ds.to(C.P), right.to(C.P), dleft, input_precision=C.PRECISION)
+        dq = tl.dot(ds.to(C.P), k.to(C.P), dq, input_precision=C.PRECISION)
+    return dq, own, far, dleft
+
+
+@triton.jit
+def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, T, C: tl.constexpr):
+    """The gradients of BN keys and values, summed over the query heads that share them; per head those of bias and right factor.
+
+    `again` is the key under another name.
+    """
+    blocks = tl.cdiv(T.K, C.BN)
+    pid = tl.program_id(0)
+    n, b, g = pid % blocks, pid // blocks // T.G, pid // blocks % T.G
+    cols, deep, wide = n * C.BN + tl.arange(0, C.BN), tl.arange(0, C.D), tl.arange(0, C.E)
+    k = tile(k_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
+    v = tile(v_, b, g, T.G, T.K, n * C.BN, C.BN, C.E, C.FLAT)
+    group = T.H // T.G
+    if C.ALONE:
+        alpha = tl.load(T.alpha + g)
+        seen = cols < (tl.load(T.lengths + b * T.H + g).to(tl.int32) if C.LENGTHS else T.K)
+        term = of_keys(cols, b, g, g, alpha * C.UNIT, tl.load(T.beta + g) * C.UNIT if C.BETA else 0.0, T, C)
+        dk = tl.zeros([C.BN, C.D], tl.float32)
+        dv = tl.zeros([C.BN, C.E], tl.float32)
+        own = tl.zeros([C.BN], tl.float32)
+        dright = tl.zeros([C.BN, C.R], tl.float32)
+        if C.PASS != 0:
+            late = tl.max(tl.abs(tl.where(seen, term, 0.0))) < ROOM
+            if (C.PASS == 1) != late:
+                return
+        dk, dv, own, dright = of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, g, 1.0, T, C)
+        if C.PASS == 1:
+            scale = tl.exp2(tl.where(seen, term, 0.0))
+            dk *= scale[:, None]
+            dv *= scale[:, None]
+            dright *= scale[:, None]
+            own *= scale
+        if C.DISTANCE:
+            k = tile(again_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
+            dk -= k.to(tl.float32) * own[:, None]
+        dk = tl.where(seen[:, None], alpha * dk, 0.0)
+        dv = tl.where(seen[:, None], dv, 0.0)
+        keep_own(dright_, dbias_, dright, tl.where(seen, own, 0.0), cols, seen, b, g, T, C)
+    else:
+        dk = tl.zeros([C.BN, C.D], tl.float32)
+        dv = tl.zeros([C.BN, C.E], tl.float32)
+        for one in range(group):
+            h = g * group + one
+            alpha = tl.load(T.alpha + h)
+            seen = cols < (tl.load(T.lengths + b * T.H + h).to(tl.int32) if C.LENGTHS else T.K)
+            term = of_keys(cols, b, h, g, alpha * C.UNIT, tl.load(T.beta + h) * C.UNIT if C.BETA else 0.0, T, C)
+            own = tl.zeros([C.BN], tl.float32)
+            dright = tl.zeros([C.BN, C.R], tl.float32)
+            dk, dv, own, dright = of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h, alpha, T, C)
+            if C.DISTANCE:
+                dk -= tl.where(seen[:, None], alpha * k.to(tl.float32) * own[:, None], 0.0)
+            keep_own(dright_, dbias_, dright, tl.where(seen, own, 0.0), cols, seen, b, h, T, C)
+    where = (b * T.G + g).to(tl.int64) * T.K + cols
+    inside = cols[:, None] < T.K
+    tl.store(dk_ + where[:, None] * C.HEAD + deep[None, :], dk.to(dk_.dtype.element_ty), mask=inside & (deep[None, :] < C.HEAD))
+    tl.store(dv_ + where[:, None] * C.WIDTH + wide[None, :], dv.to(dv_.dtype.element_ty), mask=inside & (wide[None, :] < C.WIDTH))
+
+
+@triton.jit
+def keep_own(dright_, dbias_, dright, own, cols, seen, b, h, T, C: tl.constexpr):
+    head = (b * T.H + h).to(tl.int64)
+    if C.RANK and C.GRADIENTS[3]:
+        r = tl.arange(0, C.R)
+        where = dright_ + (head * T.K + cols)[:, None] * C.RANK + r[None, :]
+        tl.store(where, tl.where(seen[:, None], dright, 0.0), mask=(cols[:, None] < T.K) & (r[None, :] < C.RANK))
+    if C.GRADIENTS[4]:
+        tl.store(dbias_ + head * T.K + cols, own, mask=cols < T.K)
+
+
+@triton.jit
+def of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h, weight, T, C: tl.constexpr):
+    """Masked rows before, whole rows between, masked rows behind; all masked where a list names them."""
+    n0 = n * C.BN
+    last = tl.load(T.lengths + b * T.H + h).to(tl.int32) if C.LENGTHS else T.K
+    if C.LIST:
+        end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + n)
+        dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, 0, end, last, b, h, weight, True, T, C)
+    else:
+        first, end = 0, tl.where(n0 < last, T.Q, 0)
+        if C.HIGH:
+            first = tl.maximum(n0 - T.high, 0) // C.BM * C.BM
+        if C.LOW:
+            end = tl.minimum(end, tl.maximum(n0 + C.BN - T.low, 0))
+        full, least = first, end
+        if C.HIGH:
+            full = tl.minimum(tl.cdiv(tl.maximum(n0 + C.BN - 1 - T.high, 0), C.BM) * C.BM, tl.maximum(end, first))
+        if C.LOW:
+            least = tl.maximum(tl.minimum(end, tl.maximum(n0 - T.low + 1, 0)) // C.BM * C.BM, full)
+        if C.HIGH:
+            dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, first, full, last, b, h, weight, True, T, C)
+        dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, full, least, last, b, h, weight, False, T, C)
+        if C.LOW:
+            dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, least, end, last, b, h, weight, True, T, C)
+    return dk, dv, own, dright
+
+
+@triton.jit
+def walk_columns(
+    dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, start, end, last, b, h, weight,
+    MASKED: tl.constexpr, T, C: tl.constexpr,
+):  # fmt: skip
+    """Adds a stretch of rows, transposed: [BN, BM] coefficients."""
+    a2 = tl.load(T.alpha + h) * C.UNIT
+    head = (b * T.H + h).to(tl.int64)
+    cols = n * C.BN + tl.arange(0, C.BN)
+    if C.RANK:
+        right = factor(T.right, T.right_b, T.right_h, T.right_k, b, h, cols, T.K, C)
+    for at in tl.range(start, end, 1 if C.LIST else C.BM, num_stages=C.STAGES):
+        m0 = tl.load(base(T.order, T.order_b, T.order_h, b, h) + n * T.order_m + at) * C.BM if C.LIST else at
+        rows = m0 + tl.arange(0, C.BM)
+        q = tile(q_, b, h, T.H, T.Q, m0, C.BM, C.D, C.FLAT)
+        do = tile(do_, b, h, T.H, T.Q, m0, C.BM, C.E, C.FLAT)
+        t = tl.dot(k, q.T, input_precision=C.PRECISION) * a2
+        if C.ACT == "exp" and C.DIVISION == 1:
+            t -= tl.load(stat_ + head * T.Q + rows, mask=rows < T.Q, other=0.0)[None, :]
+        elif C.DISTANCE:
+            t -= (a2 * tl.load(T.hq + head * T.Q + rows, mask=rows < T.Q, other=0.0))[None, :]
+        if C.RANK:
+            left = factor(T.left, T.left_b, T.left_h, T.left_q, b, h, rows, T.Q, C)
+            t += tl.dot(right, left.T, input_precision=C.PRECISION) * C.UNIT
+        if C.BIAS == 2:
+            t += of_pairs(rows[None, :], cols[:, None], b, h, T, C)
+        if (C.DISTANCE or C.BETA or C.BIAS == 1) and C.PASS != 1:
+            t += term[:, None]
+        p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
+        dp = tl.dot(v, do.T, input_precision=C.PRECISION)
+        if C.DIVISION == 1:
+            dp -= tl.load(delta_ + head * T.Q + rows, mask=rows < T.Q, other=0.0)[None, :]
+        ds = slope(t, p, C.ACT, C.DEGREE) * dp
+        if C.DIVISION == 2 or (C.DIVISION == 1 and C.ACT != "exp"):
+            divisor = tl.load(stat_ + head * T.Q + rows, mask=rows < T.Q, other=1.0)
+            share = tl.where(divisor == 0, 0.0, 1.0 / tl.where(divisor == 0, 1.0, divisor))[None, :]
+            p *= share
+            ds *= share
+        if MASKED or (C.LENGTHS and not C.ALONE):
+            keep = visible(rows[None, :], cols[:, None], last, b, h, T, C)
+            p = tl.where(keep, p, 0.0)
+            ds = tl.where(keep, ds, 0.0)
+            if C.CLEAN:
+                q = clean(q)
+        dv = tl.dot(p.to(C.P), do.to(C.P), dv, input_precision=C.PRECISION)
+        if C.DISTANCE or C.GRADIENTS[4]:
+            own += tl.sum(ds, 1)
+        if C.RANK and C.GRADIENTS[3]:
+            dright = tl.dot(ds.to(C.P), left.to(C.P), dright, input_precision=C.PRECISION)
+        if not C.ALONE:
+            ds *= weight
+        dk = tl.dot(ds.to(C.P), q.to(C.P), dk, input_precision=C.PRECISION)
+    return dk, dv, own, dright

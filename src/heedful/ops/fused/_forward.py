@@ -1,0 +1,199 @@
+"""The forward pass, block by block: coefficients live in registers and are never written."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, tile, visible
+from heedful.ops.fused.activations import coefficient
+
+# How far, in powers of two, a term that is constant along a loop may be left out of the exponent and multiplied in behind it.
+ROOM = tl.constexpr(60.0)
+LITTLE = tl.constexpr(2.0**-60)
+
+
+@triton.jit
+def forward(q_, k_, v_, out_, stat_, flag_, T, C: tl.constexpr):
+    """BM rows of one head against every key they may attend to.
+
+    `stat` keeps what backward needs of a divided row: log2 of the sum of an exponential kernel, else the divisor. Without the
+    constant of the row, where distances are taken: it cancels.
+    """
+    blocks = tl.cdiv(T.Q, C.BM)
+    pid = tl.program_id(0)
+    m = pid % blocks
+    if C.HIGH:
+        m = blocks - 1 - m  # long rows first
+    b, h = pid // blocks // T.H, pid // blocks % T.H
+    g = h // (T.H // T.G)
+    head = (b * T.H + h).to(tl.int64)
+    rows, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.E)
+    q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
+    if C.CLEAN and C.PASS != 2:
+        watch(flag_, q, k_, v_, b, h, g, m, blocks, T, C)
+    own = tl.zeros([C.BM], tl.float32)
+    if C.DISTANCE:
+        # No exponent is above it: while it is small, the row's own term may wait, and no maximum need be kept.
+        own = tl.load(T.alpha + h) * C.UNIT * tl.load(T.hq + head * T.Q + rows, mask=rows < T.Q, other=0.0)
+    if C.PASS != 0:
+        late = tl.max(own) < ROOM
+        if C.PASS == 1 and not late:
+            if C.DIVISION == 1:
+                tl.store(stat_ + head * T.Q + rows, own + float("nan"), mask=rows < T.Q)
+            return
+        if C.PASS == 2:
+            if C.DIVISION == 1:
+                told = tl.load(stat_ + head * T.Q + rows, mask=rows < T.Q, other=0.0)
+                late = tl.max(tl.where(told != told, 1, 0)) == 0
+            if late:
+                return
+    acc, total, top = sums(q, own, k_, v_, m, b, h, g, T, C)
+    if C.PASS == 1:
+        if C.DIVISION == 1:
+            # Where even the largest coefficient is next to nothing, the other pass keeps a running maximum.
+            total = tl.where(total > LITTLE, total, float("nan"))
+        else:
+            acc *= tl.exp2(-own)[:, None]
+    if C.DIVISION != 0:
+        some = total != 0
+        divisor = tl.where(some, total, 1.0)
+        acc = acc / divisor[:, None]
+        stat = total
+        if C.ACT == "exp" and C.DIVISION == 1:
+            stat = tl.where(some, tl.log2(divisor) + top, float("inf"))
+        tl.store(stat_ + head * T.Q + rows, stat, mask=rows < T.Q)
+    tl.store(
+        out_ + (head * T.Q + rows)[:, None] * C.WIDTH + wide[None, :],
+        acc.to(out_.dtype.element_ty),
+        mask=(rows[:, None] < T.Q) & (wide[None, :] < C.WIDTH),
+    )
+
+
+@triton.jit
+def stretch(m, b, h, T, C: tl.constexpr):
+    """Where the keys in sight of a block of rows begin and end, and between which of them all rows see all keys."""
+    last = tl.load(T.lengths + b * T.H + h).to(tl.int32) if C.LENGTHS else T.K
+    first, end, m0 = 0, last, m * C.BM
+    if C.LOW:
+        first = tl.maximum(m0 + T.low, 0) // C.BN * C.BN
+    if C.HIGH:
+        end = tl.minimum(last, tl.maximum(m0 + C.BM + T.high, 0))
+    full, least = first, end // C.BN * C.BN
+    if C.LOW:
+        full = tl.minimum(tl.cdiv(tl.maximum(m0 + C.BM - 1 + T.low, 0), C.BN) * C.BN, tl.maximum(end, first))
+    if C.HIGH:
+        least = tl.minimum(least, tl.maximum(m0 + T.high + 1, 0) // C.BN * C.BN)
+    return last, first, full, tl.maximum(least, full), end
+
+
+@triton.jit
+def sums(q, own, k_, v_, m, b, h, g, T, C: tl.constexpr):
+    """Masked blocks before, whole blocks between, masked blocks behind; all masked where a list names them."""
+    acc = tl.zeros([C.BM, C.E], tl.float32)
+    total = tl.zeros([C.BM], tl.float32)
+    top = tl.full([C.BM], 0.0 if C.PASS == 1 else -float("inf"), tl.float32)
+    last, first, full, least, end = stretch(m, b, h, T, C)
+    if C.LIST:
+        end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
+        acc, total, top = walk(acc, total, top, q, own, k_, v_, m, 0, end, last, b, h, g, True, T, C)
+    else:
+        if C.LOW:
+            acc, total, top = walk(acc, total, top, q, own, k_, v_, m, first, full, last, b, h, g, True, T, C)
+        acc, total, top = walk(acc, total, top, q, own, k_, v_, m, full, least, last, b, h, g, False, T, C)
+        if C.HIGH or C.LENGTHS or not C.EVEN:
+            acc, total, top = walk(acc, total, top, q, own, k_, v_, m, least, end, last, b, h, g, True, T, C)
+    return acc, total, top
+
+
+@triton.jit
+def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: tl.constexpr, T, C: tl.constexpr):
+    """Adds a stretch of keys to the sums of the rows."""
+    a2 = tl.load(T.alpha + h) * C.UNIT
+    b2 = tl.load(T.beta + h) * C.UNIT if C.BETA else 0.0
+    rows = m * C.BM + tl.arange(0, C.BM)
+    if C.RANK:
+        left = factor(T.left, T.left_b, T.left_h, T.left_q, b, h, rows, T.Q, C)
+    for at in tl.range(start, end, 1 if C.LIST else C.BN, num_stages=C.STAGES):
+        n0 = tl.load(base(T.order, T.order_b, T.order_h, b, h) + m * T.order_m + at) * C.BN if C.LIST else at
+        cols = n0 + tl.arange(0, C.BN)
+        k = tile(k_, b, g, T.G, T.K, n0, C.BN, C.D, C.FLAT)
+        t = tl.dot(q, k.T, input_precision=C.PRECISION) * a2
+        if C.DISTANCE or C.BETA or C.BIAS == 1:
+            t += of_keys(cols, b, h, g, a2, b2, T, C)[None, :]
+        if C.RANK:
+            right = factor(T.right, T.right_b, T.right_h, T.right_k, b, h, cols, T.K, C)
+            t += tl.dot(left, right.T, input_precision=C.PRECISION) * C.UNIT
+        if C.BIAS == 2:
+            t += of_pairs(rows[:, None], cols[None, :], b, h, T, C)
+        if MASKED:
+            keep = visible(rows[:, None], cols[None, :], last, b, h, T, C)
+        if C.ACT == "exp" and C.DIVISION == 1 and C.PASS != 1:
+            if MASKED:
+                t = tl.where(keep, t, -float("inf"))
+            new = tl.maximum(top, tl.max(t, 1))
+            shift = tl.where(new == -float("inf"), 0.0, new)
+            p = tl.exp2(t - shift[:, None])
+            shrink = tl.exp2(top - shift)
+            acc *= shrink[:, None]
+            total = total * shrink + tl.sum(p, 1)
+            top = new
+        else:
+            if C.DISTANCE and C.PASS != 1:
+                t -= own[:, None]
+            p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
+            if MASKED:
+                p = tl.where(keep, p, 0.0)
+            if C.DIVISION == 1:
+                total += tl.sum(p, 1)
+            if C.DIVISION == 2:
+                total += tl.sum(keep.to(tl.float32), 1) if MASKED else C.BN
+        v = tile(v_, b, g, T.G, T.K, n0, C.BN, C.E, C.FLAT)
+        if MASKED and C.CLEAN:
+            v = clean(v)
+        acc = tl.dot(p.to(C.P), v.to(C.P), acc, input_precision=C.PRECISION)
+    return acc, total, top
+
+
+@triton.jit
+def watch(flag_, q, k_, v_, b, h, g, m, blocks, T, C: tl.constexpr):
+    """Raises the flag where this program's queries, or its share of the keys and values, are not finite."""
+    bad = tl.max(not_finite(q, C))
+    if h % (T.H // T.G) == 0:
+        for at in range(m * C.BN, T.K, blocks * C.BN):
+            k = tile(k_, b, g, T.G, T.K, at, C.BN, C.D, C.FLAT)
+            v = tile(v_, b, g, T.G, T.K, at, C.BN, C.E, C.FLAT)
+            bad = tl.maximum(bad, tl.maximum(tl.max(not_finite(k, C)), tl.max(not_finite(v, C))))
+    if bad > 0:
+        tl.store(flag_, 1)
+
+
+@triton.jit
+def not_finite(x, C: tl.constexpr):
+    """One for every row that holds NaN or infinity, else zero."""
+    return tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1), 1)
+
+
+@triton.jit
+def poison(q_, k_, v_, out_, flag_, T, C: tl.constexpr):
+    """NaN in every row that may attend to something not finite; returns at once where nothing is."""
+    if tl.load(flag_) == 0:
+        return
+    blocks = tl.cdiv(T.Q, C.BM)
+    pid = tl.program_id(0)
+    m, b, h = pid % blocks, pid // blocks // T.H, pid // blocks % T.H
+    g = h // (T.H // T.G)
+    rows, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.E)
+    own = not_finite(tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT), C)
+    last, _, _, _, _ = stretch(m, b, h, T, C)
+    found = tl.zeros([C.BM], tl.int32)
+    for n0 in range(0, last, C.BN):
+        cols = n0 + tl.arange(0, C.BN)
+        k = tile(k_, b, g, T.G, T.K, n0, C.BN, C.D, C.FLAT)
+        v = tile(v_, b, g, T.G, T.K, n0, C.BN, C.E, C.FLAT)
+        bad = tl.maximum(not_finite(k, C), not_finite(v, C))[None, :] | own[:, None]
+        keep = visible(rows[:, None], cols[None, :], last, b, h, T, C)
+        found = tl.maximum(found, tl.max(tl.where(keep, bad, 0), 1))
+    nan = tl.full([C.BM, C.E], float("nan"), tl.float32).to(out_.dtype.element_ty)
+    where = out_ + ((b * T.H + h).to(tl.int64) * T.Q + rows)[:, None] * C.WIDTH + wide[None, :]
+    tl.store(where, nan, mask=(found[:, None] > 0) & (wide[None, :] < C.WIDTH))

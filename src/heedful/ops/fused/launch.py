@@ -1,0 +1,396 @@
+"""From tensors to launches: block sizes, descriptors, lists of blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import pad
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from heedful.ops.fused import _backward, _blocks, _forward
+from heedful.ops.fused._blocks import Constants, Spec, Terms
+from heedful.ops.fused.activations import LOG2_E
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+class Setting(NamedTuple):
+    """Rows and columns of a block, stages of the pipeline, warps, and the most registers of a thread."""
+
+    rows: int
+    cols: int
+    stages: int
+    warps: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As Triton takes them at launch."""
+        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
+
+
+class Problem(NamedTuple):
+    """The arguments of the operator, [B, H, n, ...] throughout; what is broadcast has size one."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    alpha: Tensor
+    beta: Tensor | None
+    left: Tensor | None
+    right: Tensor | None
+    bias: Tensor | None
+    lengths: Tensor | None
+    query_ids: Tensor | None
+    key_ids: Tensor | None
+    keep: Tensor | None
+    blocks: Tensor | None
+    block_size: Sequence[int]
+    low: int | None
+    high: int | None
+    activation: str
+    degree: int
+    division: int
+    distance: bool
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """B, H, G, Q, K."""
+        return (*self.query.shape[:2], self.key.shape[1], self.query.shape[2], self.key.shape[2])
+
+    @property
+    def listed(self) -> bool:
+        return self.query_ids is not None or self.keep is not None or self.blocks is not None
+
+    @property
+    def masked(self) -> bool:
+        return self.listed or self.lengths is not None or self.low is not None or self.high is not None
+
+
+# Fastest on an H200 in bfloat16, for head sizes up to 64 and up to 128.
+SETTINGS: dict[str, dict[str, tuple[Setting, Setting]]] = {
+    "forward": {
+        "sigmoid": (Setting(64, 64, 2, 4), Setting(128, 32, 4, 8)),
+        "exp": (Setting(64, 64, 2, 4), Setting(64, 64, 3, 4)),
+        "exp, divided": (Setting(64, 128, 2, 4), Setting(64, 64, 3, 4)),
+        "others": (Setting(128, 64, 3, 8), Setting(128, 64, 3, 8)),
+    },
+    "rows": {
+        "sigmoid": (Setting(64, 64, 2, 4), Setting(128, 64, 3, 8)),
+        "exp": (Setting(64, 64, 3, 4), Setting(128, 64, 3, 8)),
+        "exp, divided": (Setting(64, 64, 2, 4), Setting(128, 64, 3, 8)),
+        "others": (Setting(128, 64, 3, 8), Setting(128, 64, 3, 8)),
+    },
+    "columns": {
+        "sigmoid": (Setting(64, 64, 3, 4), Setting(64, 64, 2, 4)),
+        "exp": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
+        "exp, divided": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
+        "others": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4)),
+    },
+}
+
+FITS: dict[str, int] = {}
+"""How many settings were too large for the device, by what was asked."""
+
+
+def settings(kind: str, problem: Problem) -> list[Setting]:
+    """What to try, the fastest first: what fits one device's shared memory may not fit another's."""
+    if INTERPRETED:
+        return [{"forward": Setting(32, 16, 1, 4), "rows": Setting(16, 32, 1, 4), "columns": Setting(32, 16, 1, 4)}[kind]]
+    size = max(_power_of_2(problem.query.shape[-1]), _power_of_2(problem.value.shape[-1]))
+    small = [Setting(32, 32, 1, 4), Setting(16, 16, 1, 4)]
+    if problem.query.dtype == torch.float32:
+        return [Setting(64, 32, 2, 4), *small] if size <= 64 else [Setting(32, 32, 2, 4), *small]
+    if size > 128:
+        return [Setting(64, 32, 2, 4), *small]
+    divided = problem.activation == "exp" and problem.division == 1
+    table = SETTINGS[kind]
+    best = table["exp, divided" if divided else problem.activation if problem.activation in table else "others"][size > 64]
+    return [best, best._replace(stages=1), Setting(64, 32, 1, 4), *small]
+
+
+def fitting(kind: str, problem: Problem, go: Callable[[Setting], None]) -> None:
+    """Launches with the first setting that the device has room for, and remembers which one that was."""
+    tried = settings(kind, problem)
+    features = [x is None for x in problem[4:13]], problem.low is None, problem.high is None
+    key = str((kind, problem.query.shape[-1], problem.value.shape[-1], problem[-4:], problem.query.dtype, features))
+    for n in range(FITS.get(key, 0), len(tried)):
+        try:
+            go(tried[n])
+        except triton.runtime.errors.OutOfResources:
+            if n + 1 == len(tried):
+                raise
+        else:
+            FITS[key] = n
+            return
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output, and what backward needs of every row's divisor (empty where rows are not divided)."""
+    B, H, _, Q, _ = problem.sizes
+    problem = problem._replace(query=_aligned(problem.query), key=_aligned(problem.key), value=_aligned(problem.value))
+    device = problem.query.device
+    out = torch.empty(B, H, Q, problem.value.shape[-1], dtype=problem.value.dtype, device=device)
+    stat = torch.empty((B, H, Q) if problem.division else (0,), dtype=torch.float32, device=device)
+    flag = torch.zeros(1, dtype=torch.int32, device=device) if problem.masked else None
+    halves = (_half(problem.query), _half(problem.key)) if problem.distance else (None, None)
+    late = problem.distance and problem.bias is None and problem.left is None
+
+    def go(chosen: Setting) -> None:
+        terms, spec = _prepare(problem, chosen, halves)
+        tiles = _tiles(
+            spec, (problem.query, spec.BM, spec.D), (problem.key, spec.BN, spec.D), (problem.value, spec.BN, spec.E)
+        )
+        grid = (triton.cdiv(Q, spec.BM) * B * H,)
+        for one in _passes(spec, late):
+            _forward.forward[grid](*tiles, out, stat, flag, terms, Constants(one), **chosen.options)
+        if flag is not None:
+            _forward.poison[grid](*tiles, out, flag, terms, Constants(spec), **chosen.options)
+
+    fitting("forward", problem, go)
+    return out, stat
+
+
+class Gradients(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    alpha: Tensor
+    beta: Tensor
+    left: Tensor
+    right: Tensor
+    bias: Tensor
+
+
+def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool]) -> Gradients:
+    """Gradients of everything; those of alpha, beta, left, right and bias are empty where they are not wanted."""
+    B, H, G, Q, K = problem.sizes
+    device = problem.query.device
+    query, key, value, above = (_aligned(x) for x in (problem.query, problem.key, problem.value, above))
+    problem = problem._replace(query=query, key=key, value=value)
+    asked = tuple(bool(x) for x in wanted)
+    rank = 0 if problem.left is None else problem.left.shape[-1]
+
+    def room(asked: bool, *shape: int) -> Tensor:
+        return torch.empty(shape if asked else (0,), dtype=torch.float32, device=device)
+
+    dalpha, dbeta = room(asked[0], B, H, Q), room(asked[1], B, H, Q)
+    dleft, dright, dbias = room(asked[2], B, H, Q, rank), room(asked[3], B, H, K, rank), room(asked[4], B, H, K)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (query, key, value))
+    delta = row_dot(above, out) if problem.division == 1 else None
+    exponential = problem.activation == "exp"
+    # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
+    feels = problem.distance and (asked[0] or not (exponential and problem.division == 1))
+    halves = _half(query) if feels else None, _half(key) if problem.distance else None
+
+    def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
+        first = (query, spec.BM, spec.D), (key, spec.BN, spec.D), (value, spec.BN, spec.E), (above, spec.BM, spec.E)
+        return _tiles(spec, *first, again)
+
+    def rows(chosen: Setting) -> None:
+        terms, spec = _prepare(problem, chosen, halves, asked)
+        inputs = tiles(spec, (query, spec.BM, spec.D))
+        for one in _passes(spec, exponential and (problem.distance or problem.division == 1)):
+            _backward.backward_rows[(triton.cdiv(Q, spec.BM) * B * H,)](
+                *inputs, dq, stat, delta, dalpha, dbeta, dleft, terms, Constants(one), **chosen.options
+            )
+
+    def columns(chosen: Setting) -> None:
+        terms, spec = _prepare(problem, chosen, halves, asked, transposed=True)
+        inputs = tiles(spec, (key, spec.BN, spec.D))
+        for one in _passes(spec, exponential and H == G and (problem.distance or spec.BIAS == 1)):
+            _backward.backward_columns[(triton.cdiv(K, spec.BN) * B * G,)](
+                *inputs, dk, dv, stat, delta, dright, dbias, terms, Constants(one), **chosen.options
+            )
+
+    fitting("rows", problem, rows)
+    fitting("columns", problem, columns)
+    return Gradients(
+        dq,
+        dk,
+        dv,
+        dalpha.sum(dim=(0, 2)) if asked[0] else dalpha,
+        dbeta.sum(dim=(0, 2)) if asked[1] else dbeta,
+        _like(dleft, problem.left) if asked[2] else dleft,
+        _like(dright, problem.right) if asked[3] else dright,
+        _like(dbias[:, :, None], problem.bias) if asked[4] else dbias,
+    )
+
+
+def row_dot(x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
+    """factor x.y of every row, [B, H, n] in float32, read once."""
+    B, H, n, D = x.shape
+    x, y = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, y))
+    out = torch.empty(B, H, n, dtype=torch.float32, device=x.device)
+    rows, size = 16 if INTERPRETED else 64, _power_of_2(D)
+    grid = (triton.cdiv(n, rows) * B * H,)
+    _blocks.row_dot[grid](x, y, out, H, n, *x.stride()[:3], *y.stride()[:3], factor, HEAD=D, D=size, BM=rows, num_warps=4)
+    return out
+
+
+def _like(gradient: Tensor, leaf: Tensor | None) -> Tensor:
+    assert leaf is not None
+    return gradient.sum_to_size(leaf.shape).to(leaf.dtype)
+
+
+def _half(x: Tensor) -> Tensor:
+    return row_dot(x, x, 0.5)
+
+
+def _prepare(
+    problem: Problem,
+    chosen: Setting,
+    halves: tuple[Tensor | None, Tensor | None],
+    wanted: tuple[bool, ...] = (False,) * 5,
+    transposed: bool = False,
+) -> tuple[Terms, Spec]:
+    B, H, G, Q, K = problem.sizes
+    query, value = problem.query, problem.value
+    listed: dict[str, Any] = {}
+    if problem.listed:
+        active = _active(problem, chosen.rows, chosen.cols)
+        listed = _list(active.mT if transposed else active)
+    blocks = problem.blocks
+    terms = Terms(
+        H, G, Q, K, problem.alpha, problem.beta, *halves,
+        problem.left, *_strides(problem.left, 3), problem.right, *_strides(problem.right, 3),
+        problem.bias, *_strides(problem.bias, 4),
+        None if problem.lengths is None else _spread(problem.lengths, B, H),
+        None if problem.query_ids is None else _spread(problem.query_ids, B, H),
+        None if problem.key_ids is None else _spread(problem.key_ids, B, H),
+        None if problem.keep is None else problem.keep.view(torch.uint8), *_strides(problem.keep, 4),
+        None if blocks is None else blocks.contiguous().view(torch.uint8),
+        *_strides(None if blocks is None else blocks.contiguous(), 3), *problem.block_size,
+        0 if problem.low is None else problem.low,
+        0 if problem.high is None else problem.high,
+        **listed,
+    )  # fmt: skip
+    narrow = query.dtype != torch.float32
+    # Of 16-bit numbers bfloat16 alone has the range of a coefficient that is not divided, and of its gradient.
+    bounded = problem.activation == "exp" and problem.division == 1
+    kind = torch.bfloat16 if query.dtype == torch.float16 and not bounded else query.dtype
+    even = Q % chosen.rows == 0 and K % chosen.cols == 0
+    whole = all(x.is_contiguous() for x in (query, problem.key, value))
+    rank = 0 if problem.left is None else problem.left.shape[-1]
+    column = problem.bias is not None and problem.bias.shape[-2] == 1
+    spec = Spec(
+        D=_power_of_2(query.shape[-1]), E=_power_of_2(value.shape[-1]), HEAD=query.shape[-1], WIDTH=value.shape[-1],
+        BM=chosen.rows, BN=chosen.cols, STAGES=chosen.stages, ACT=problem.activation, DEGREE=problem.degree,
+        DIVISION=problem.division, UNIT=LOG2_E[problem.activation], DISTANCE=problem.distance, BETA=problem.beta is not None,
+        RANK=rank, R=_power_of_2(rank), BIAS=0 if problem.bias is None else 1 if column else 2,
+        LENGTHS=problem.lengths is not None, LOW=problem.low is not None, HIGH=problem.high is not None,
+        IDS=problem.query_ids is not None, KEEP=problem.keep is not None, BLOCKS=blocks is not None, LIST=problem.listed,
+        CLEAN=problem.masked, EVEN=K % chosen.cols == 0, FLAT=even and whole, QUICK=narrow and not INTERPRETED,
+        PRECISION=_precision(query.dtype), P=TYPES[kind], ALONE=H == G, GRADIENTS=wanted,
+    )  # fmt: skip
+    return terms, spec
+
+
+def _passes(spec: Spec, twice: bool) -> list[Spec]:
+    """One launch, or one for the usual range and one that returns at once except where a block is outside it."""
+    in_range = spec.P != tl.float16  # which has not the range of a term left out
+    return [replace(spec, PASS=1), replace(spec, PASS=2)] if twice and in_range else [spec]
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How float32 products are taken, as torch's own matrix products are told to."""
+    exact = dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
+    return "ieee" if exact else "tf32"
+
+
+def _active(problem: Problem, rows: int, cols: int) -> Tensor:
+    """Which blocks of pairs hold a pair in sight (or may): [B | 1, H | 1, row blocks, column blocks]."""
+    _, _, _, Q, K = problem.sizes
+    device = problem.query.device
+    top = torch.arange(0, Q, rows, device=device)[:, None]
+    first = torch.arange(0, K, cols, device=device)
+    active = torch.ones(1, 1, top.shape[0], first.shape[0], dtype=torch.bool, device=device)
+    if problem.high is not None:
+        active = active & (first <= (top + rows).clamp_max(Q) - 1 + problem.high)
+    if problem.low is not None:
+        active = active & ((first + cols).clamp_max(K) - 1 >= top + problem.low)
+    if problem.lengths is not None:
+        active = active & (first < problem.lengths[..., None, None])
+    if problem.query_ids is not None and problem.key_ids is not None:
+        least, most = _extent(problem.query_ids, rows)
+        low, high = _extent(problem.key_ids, cols)
+        active = active & (least[..., :, None] <= high[..., None, :]) & (low[..., None, :] <= most[..., :, None])
+    if problem.keep is not None:
+        active = active & _any(_any(problem.keep, cols).mT, rows).mT
+    if problem.blocks is not None:
+        height, width = problem.block_size
+        seen = pad(problem.blocks.long().cumsum(-1).cumsum(-2), (1, 0, 1, 0))
+        begin, end = top[:, 0] // height, ((top[:, 0] + rows).clamp_max(Q) - 1) // height + 1
+        left, right = first // width, ((first + cols).clamp_max(K) - 1) // width + 1
+        lines = seen[..., end, :] - seen[..., begin, :]
+        active = active & (lines[..., right] - lines[..., left] > 0)
+    return active
+
+
+def _any(keep: Tensor, size: int) -> Tensor:
+    """Whether a stretch of the last axis holds a True; an axis of one stands for all."""
+    length = keep.shape[-1]
+    if length == 1:
+        return keep
+    return pad(keep, (0, -length % size)).unflatten(-1, (-1, size)).any(dim=-1)
+
+
+def _extent(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The least and the largest id of every stretch."""
+    fill = -ids.shape[-1] % size
+    last = ids[..., -1:].expand(*ids.shape[:-1], fill)
+    return torch.cat((ids, last), dim=-1).unflatten(-1, (-1, size)).aminmax(dim=-1)
+
+
+def _list(active: Tensor) -> dict[str, Any]:
+    """The active blocks of every row, one behind the other."""
+    order = torch.argsort((~active).to(torch.uint8), dim=-1, stable=True).to(torch.int32).contiguous()
+    count = active.sum(dim=-1, dtype=torch.int32).contiguous()
+    names = ("order_b", "order_h", "order_m"), ("count_b", "count_h")
+    return (
+        {"order": order, "count": count}
+        | dict(zip(names[0], _strides(order, 3), strict=True))
+        | dict(zip(names[1], _strides(count, 2), strict=True))
+    )
+
+
+def _strides(x: Tensor | None, axes: int) -> list[int]:
+    """Strides of the first axes, zero where an axis of one stands for all."""
+    return [0] * axes if x is None else [0 if x.shape[i] == 1 else x.stride(i) for i in range(axes)]
+
+
+def _spread(x: Tensor, B: int, H: int) -> Tensor:
+    """One entry (or row) per batch and head."""
+    return x.expand(B, H, *x.shape[2:]).contiguous()
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """As the copy engine wants it: rows that begin at multiples of 16 bytes, nothing broadcast."""
+    item = x.element_size()
+    fits = x.stride(-1) == 1 and x.data_ptr() % 16 == 0
+    fits = fits and all(n == 1 or (s > 0 and s * item % 16 == 0) for n, s in zip(x.shape[:-1], x.stride(), strict=False))
+    return x if fits else x.contiguous() if not x.is_contiguous() else x.clone()
+
+
+def _tiles(spec: Spec, *wanted: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
+    made = []
+    for x, rows, width in wanted:
+        B, H, n, D = x.shape
+        if spec.FLAT:
+            made.append(TensorDescriptor(x, [B * H * n, D], [D, 1], [rows, width]))
+        else:
+            strides = [s if size > 1 else D * n * H for s, size in zip(x.stride()[:3], x.shape[:3], strict=True)]
+            made.append(TensorDescriptor(x, [B, H, n, D], [*strides, 1], [1, 1, rows, width]))
+    return made
+
+
+def _power_of_2(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))

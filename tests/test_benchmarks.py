@@ -1,0 +1,355 @@
+"""The benchmark drivers without a GPU: who is wrong has no speed, bars tell the truth, the page is what the figures give."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import accuracy, bars, gpu, pages, timing  # noqa: E402
+from benchmarks.contest import hold  # noqa: E402
+from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
+
+from heedful import Sigmoid, Softmax  # noqa: E402
+
+TINY = Setting("bar", (1, 2, 37, 8), device="cpu")
+SHARES = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
+
+
+class WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 1.1 * gradient
+
+
+def contestant(name, function, variant=None):
+    return Contestant(name, Sigmoid(), lambda setting: function, variant)
+
+
+def allow(variant, names):
+    return None
+
+
+def test_a_wrong_contestant_is_refused_and_has_no_speed():
+    def crash(q, k, v):
+        raise RuntimeError("cannot\nat all")
+
+    field = [
+        contestant("right", sigmoid_formula),
+        contestant("wrong", lambda q, k, v: 1.1 * sigmoid_formula(q, k, v)),
+        contestant("nan", lambda q, k, v: sigmoid_formula(q, k, v) * math.nan),
+        contestant("wrong backward", lambda q, k, v: sigmoid_formula(WrongBackward.apply(q), k, v)),
+        contestant("crash", crash),
+    ]
+    found = hold(TINY, field, allow, 3)
+    right, wrong, nan, backward, crashed = found["rows"]
+    assert found["name"] == "bar 1x2x37x8"
+    assert right["forward"]["median"] > 0
+    assert right["backward"]["low"] <= right["backward"]["median"] <= right["backward"]["high"]
+    assert set(right["errors"]) == {"out", "dq", "dk", "dv"}
+    assert wrong["refused"] == "refused: error 1.0e-01 of out, allowed 1e-02 (the timed tensors)"
+    assert nan["refused"].startswith("refused: error nan of out")
+    for row in (wrong, nan, crashed):
+        assert not set(row) & {"forward", "backward"}
+    assert backward["refused backward"].startswith("refused: error 1.0e-01 of dq")
+    assert "forward" in backward
+    assert "backward" not in backward
+    assert crashed["skipped"] == "RuntimeError: cannot"
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_causal_truth_is_causal():
+    causal = Setting("causal", (1, 2, 37, 8), is_causal=True, device="cpu")
+    (softmax,) = (one for one in FIELDS["causal"] if one.name == "heedful Softmax")
+    ours, plain = hold(causal, [softmax, contestant("not causal", sigmoid_formula)], allow, 3)["rows"]
+    assert ours["plan"] == "sdpa"
+    assert "backward" in ours
+    assert "refused" in plain
+
+
+def test_a_variant_that_failed_its_check_is_not_timed():
+    asked = []
+
+    def gate(variant, names):
+        asked.append((variant, names))
+        return "refused: error of dq" if "dq" in names or variant == "worse" else None
+
+    field = [contestant("a", sigmoid_formula, "Sigmoid"), contestant("b", sigmoid_formula, "worse")]
+    late, whole = hold(TINY, field, gate, 3)["rows"]
+    assert late["refused backward"] == "refused: error of dq"
+    assert "forward" in late
+    assert "backward" not in late
+    assert whole == {"contestant": "b", "refused": "refused: error of dq"}
+    assert asked[0] == ("Sigmoid", ("out",))
+
+
+def test_errors_of_a_variant_decide_over_its_speed(monkeypatch):
+    variant = accuracy.VARIANTS["Sigmoid"]
+    rows = accuracy.check(variant, "bfloat16", "cpu", 64)
+    assert [row["case"] for row in rows] == [case.name for case in accuracy.CASES if case.name != "far from zero"]
+    assert {row["verdict"] for row in rows} == {"met"}
+    assert accuracy.refusal(rows, "Sigmoid", "bfloat16") is None
+    assert accuracy.refusal(rows, "Sigmoid", "float32") == "refused: no check in float32: none was run"
+    right = accuracy.attend
+
+    def worse(query, *entries, is_causal, **options):
+        return right(query, *entries, is_causal=False, **options)
+
+    monkeypatch.setattr(
+        accuracy, "attend", lambda *x, impl, **o: (right if impl == "reference" else worse)(*x, impl=impl, **o)
+    )
+    rows = accuracy.check(variant, "bfloat16", "cpu", 64)
+    assert [row["case"] for row in rows if row["verdict"] == "MISSED"] == ["causal"]
+    assert accuracy.refusal(rows, "Sigmoid", "bfloat16").endswith("of out, allowed 1e-02 (causal)")
+
+
+class Named(accuracy.Variant):
+    def on(self, device):
+        return self.impl
+
+
+def test_an_implementation_that_cannot_serve_has_no_speed():
+    variant = Named("Sigmoid", Sigmoid(), "linear")
+    rows = accuracy.check(variant, "float32", "cpu", 64)
+    assert {row["verdict"] for row in rows} == {"skipped"}
+    assert accuracy.refusal(rows, "Sigmoid", "float32").startswith("refused: no check in float32: Unsupported: ")
+
+
+def test_errors_know_zero_and_what_a_dtype_cannot_hold():
+    scales = dict.fromkeys(accuracy.NAMES, 2.0)
+    one, zero = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    truth = {"out": zero, "dq": zero, "dk": one, "dv": 1e-9 * one}
+    got = {name: x.half() for name, x in truth.items()}
+    found, unfit = accuracy.errors(got, truth, scales, 1e-2)
+    assert found == {"out": 0.0, "dq": 0.0, "dk": 0.0}
+    assert unfit == ["dv"]
+    got |= {"out": one.half(), "dq": one.half(), "dk": math.nan * one.half()}
+    found, _ = accuracy.errors(got, truth, scales, 1e-2)
+    assert found == {"out": 1.0, "dq": 1.0, "dk": "nan"}
+    assert accuracy.beyond(found, 1e-2, ("dk",)) == "refused: error nan of dk, allowed 1e-02"
+
+
+def test_contestants_take_turns():
+    called = []
+    runs = {name: lambda name=name: called.append(name) for name in "ab"}
+    found = timing.interleaved(runs, 5)
+    assert "".join(called) == "ababababab"
+    assert found["a"].repeats == 5
+    assert found["a"].calls == 1
+    called.clear()
+    found = timing.interleaved(runs, 3, least=0.01)
+    assert 1 <= found["a"].calls <= timing.MOST_CALLS
+    assert called.count("a") == 2 + 3 * found["a"].calls
+
+
+def test_who_needs_long_takes_fewer_turns(monkeypatch):
+    monkeypatch.setattr(timing, "LONG", 0.0)
+    assert timing.interleaved({"a": lambda: None}, 9, least=0.01)["a"].repeats == timing.FEWEST
+
+
+def test_the_cpu_driver_refuses_as_well():
+    one = torch.ones(3)
+    with pytest.raises(timing.WrongResult, match="made: wrong has relative error"):
+        timing.measure(timing.Contest("made", {"wrong": lambda: 2 * one}, {"wrong": lambda: one}), 3)
+    outcome = timing.measure(timing.Contest("made", {"right": lambda: one}, {"right": lambda: one}), 3)
+    assert outcome.spread["right"][0] <= outcome.milliseconds["right"] <= outcome.spread["right"][1]
+
+
+def row(name, milliseconds=1.0, **more):
+    times = {"low": milliseconds, "high": milliseconds, "repeats": 5, "calls": 1}
+    memory = {
+        "extra": {"forward": 1e6, "forward+backward": 4e6},
+        "needed": {"inputs": 3e7, "output": 1e7, "gradients": 4e7},
+    }
+    directions = {d: {"median": share * milliseconds, **times} for d, share in SHARES.items()}
+    return {"contestant": name, "errors": {"out": 1e-3}, "memory": memory, **directions} | more
+
+
+def fabricated():
+    """A result in which every bar is met: ours take 1 ms where peers take 1.1, formulas 4 and full attention 1.8 or 20."""
+    slower = {"compiled": 4.0, "eager": 6.0, "FlexAttention": 1.1, "cuDNN": 1.1, "flash": 1.5, "heedful": 1.0}
+    contests = []
+    for setting in (*bars.BARS, bars.CAUSAL, *bars.LINEAR, *gpu.SWEEP):
+        rows = []
+        for one in FIELDS[setting.role]:
+            time = slower[one.name.split()[0]]
+            time *= 20 if setting.role == "linear" and one.variant is None else 0.5 if setting.is_causal else 1.0
+            rows.append(row(one.name, time))
+        described = {"name": setting.name, "role": setting.role, "shape": list(setting.shape)}
+        contests.append(
+            described | {"is_causal": setting.is_causal, "dtype": "bfloat16", "device": "cuda", "rows": rows}
+        )
+    errors = dict.fromkeys(accuracy.NAMES, 1e-6)
+    found = [
+        {"variant": v, "dtype": d, "case": "random", "allowed": b, "errors": errors, "verdict": "met"}
+        for v in accuracy.VARIANTS
+        for d, b in accuracy.BOUNDS.items()
+    ]
+    machine = {"device": "a GPU", "torch": "2.11", "triton": None, "date": "2026-01-01"}
+    settings = {"quick": False, "repeats": 21, "seconds": 450.0}
+    return {"machine": machine, "settings": settings, "parts": [], "accuracy": found, "contests": contests}
+
+
+def at(result, setting, name):
+    return bars.row_of(result, setting, name)
+
+
+def failing(result):
+    return [(bar.setting, bar.what, bar.verdict) for bar in bars.table(result) if bar.fails]
+
+
+def test_bars_are_met_missed_or_refused():
+    result = fabricated()
+    table = bars.table(result)
+    # Four shapes: three variants by four bars, cuDNN's at D = 64, two of the Gaussian; causal, linear, errors of three dtypes.
+    assert len(table) == 4 * (3 * 4 + 2) + 3 * 3 + 4 * 2 + 2 + 3 * 6 * 2
+    assert {bar.verdict for bar in table} == {"met"}
+    assert "0 missed or refused" in gpu.report(table)
+
+    slow = at(result, bars.BARS[0], "heedful Sigmoid")
+    slow["forward"]["median"] = 1.2
+    name = "bar 8x16x2048x64"
+    assert failing(result) == [
+        (name, "heedful Sigmoid, forward: speed / FlexAttention softmax", "MISSED"),
+        (name, "heedful Sigmoid, forward: speed / cuDNN SDPA", "MISSED"),
+    ]
+    assert gpu.report(bars.table(result)).splitlines()[-2].startswith("MISSED       0.917 >= 0.95")
+
+    slow["memory"]["extra"]["forward+backward"] = 8e6
+    assert (name, "heedful Sigmoid: memory beyond inputs, output and gradients / them", "MISSED") in failing(result)
+
+
+def test_a_bar_without_a_figure_is_refused():
+    result = fabricated()
+    refused = at(result, bars.BARS[1], "heedful ReluSquared")
+    for direction in SHARES:
+        del refused[direction]
+    refused["refused"] = "refused: error 2.0e-02 of out, allowed 1e-02"
+    told = failing(result)
+    assert {verdict for *_, verdict in told} == {"refused"}
+    assert len(told) == 5 + 2  # its own at that shape, and the two that compare it with causal
+    notes = {bar.note for bar in bars.table(result) if bar.fails}
+    assert notes == {"heedful ReluSquared: refused: error 2.0e-02 of out, allowed 1e-02"}
+
+    assert len(failing({**result, "contests": []})) == 4 * 14 + 9 + 8 + 2
+    assert len(failing({**result, "accuracy": []})) == 7 + 2 * 6 * 2  # float16 has no bar where it was not run
+
+
+def test_a_formula_that_does_not_fit_is_no_missed_bar():
+    result = fabricated()
+    peer = at(result, bars.BARS[3], "compiled Sigmoid")
+    del peer["forward"]
+    peer["skipped"] = "memory: 34 GB of coefficients, allowed 20 GB"
+    assert failing(result) == []
+    (bar,) = (bar for bar in bars.table(result) if bar.verdict == "no peer")
+    assert bar.note == "no peer: memory: 34 GB of coefficients, allowed 20 GB"
+    peer["skipped"] = "RuntimeError: it broke"
+    assert [verdict for *_, verdict in failing(result)] == ["refused"]
+
+
+def test_an_error_above_the_bound_misses_its_bar():
+    result = fabricated()
+    bad = next(r for r in result["accuracy"] if (r["variant"], r["dtype"]) == ("Gaussian raw", "float32"))
+    bad["errors"] = bad["errors"] | {"dk": "nan"}
+    assert failing(result) == [("float32", "heedful Gaussian raw: largest error of gradients", "MISSED")]
+    del bad["errors"]
+    bad |= {"verdict": "MISSED", "reason": "RuntimeError: it broke"}
+    assert [verdict for *_, verdict in failing(result)] == ["refused", "refused"]
+
+
+def test_the_page_is_made_from_the_figures(tmp_path):
+    result = fabricated()
+    refused = at(result, bars.BARS[0], "heedful Sigmoid")
+    del refused["backward"]
+    refused["refused backward"] = "refused: error 2.0e-02 of dq, allowed 1e-02"
+    result["parts"].append({"name": "sweep 1x8x65536x64", "skipped": "over the time of 450 s"})
+    (tmp_path / "gpu.json").write_text(json.dumps(result))
+    text = pages.page(tmp_path)
+    assert "Not measured yet: `make bench`" in text
+    assert "a GPU, torch 2.11, 2026-01-01." in text
+    # 4 x 8 x 16 x 2048^2 x 64 operations in a millisecond.
+    assert "| heedful Sigmoid | 137 / refused | 550 / 550 |" in text
+    assert "| heedful ReluSquared | 137 / 137 |" in text
+    assert "1 / 4 (5.0 %)" in text
+    assert "| heedful Sigmoid, backward: speed / FlexAttention softmax | heedful Sigmoid: refused: error" in text
+    assert "- heedful Sigmoid backward: refused: error 2.0e-02 of dq, allowed 1e-02 (bar 8x16x2048x64)" in text
+    assert "- over the time of 450 s (sweep 1x8x65536x64)" in text
+    assert all(line.count("|") > 2 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_the_picture_is_the_same_for_the_same_figures(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
+    files = [tmp_path / "a.svg", tmp_path / "b.svg"]
+    for file in files:
+        pages.draw(fabricated(), file)
+    first, second = (file.read_text() for file in files)
+    assert first == second
+    assert "cuDNN SDPA" in first
+
+
+def test_the_page_is_up_to_date():
+    """docs/performance.md is what the figures that the repository keeps give."""
+    wanted = "run `python -m benchmarks.pages` and commit docs/performance.md"
+    assert (ROOT / "docs" / "performance.md").read_text() == pages.page(), wanted
+    found = pages.load(timing.RESULTS / "gpu.json")
+    if found and pages.sweep_of(found):
+        assert "TFLOP/s" in (ROOT / "docs" / pages.PICTURE).read_text(), wanted
+
+
+def test_the_whole_driver_runs_on_the_cpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    assert gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "refused" in printed.out
+    assert str(tmp_path / "gpu-partial.json") in printed.out
+    assert "heedful Sigmoid: checked" in printed.err
+    assert not (tmp_path / "gpu.json").exists()
+    result = json.loads((tmp_path / "gpu-partial.json").read_text())
+    assert {c["role"] for c in result["contests"]} == {"bar", "causal", "linear", "sweep"}
+    assert not [part for part in result["parts"] if "skipped" in part]
+    first = {row["contestant"]: row for row in result["contests"][0]["rows"]}
+    for name in ("heedful Sigmoid", "heedful Gaussian", "flash SDPA", "eager ReluSquared"):
+        assert first[name]["backward"]["median"] > 0
+    assert first["cuDNN SDPA"]["skipped"] == "cuDNN is for CUDA devices"
+    linear = next(c for c in result["contests"] if c["role"] == "linear")["rows"][0]
+    assert linear["forward+backward"]["median"] > 0
+    # Every error bar has its figure; times of the GPU's own shapes have none.
+    judged = {bar.setting for bar in bars.table(result) if bar.value is not None}
+    assert judged == set(accuracy.BOUNDS)
+
+
+def test_what_holds_no_bar_is_skipped_when_time_is_over(tmp_path):
+    driver = gpu.Driver("cpu", quick=True, seconds=0.0, file=tmp_path / "x.json")
+    driver.run("sweep| float16")
+    told = json.loads((tmp_path / "x.json").read_text())["parts"]
+    assert [part["name"] for part in told] == ["accuracy float16", "sweep 1x2x64x16"]
+    assert {part["skipped"] for part in told} == {"over the time of 0 s"}
+
+
+def test_parts_are_listed_with_the_bars_first(capsys, tmp_path):
+    assert gpu.main(["--device", "cpu", "--list"]) == 0
+    assert capsys.readouterr().out.split("\n")[0] == "bar 1x2x64x16"
+    driver = gpu.Driver.__new__(gpu.Driver)
+    driver.device, driver.quick = "cuda", False
+    parts = driver.parts()
+    assert [part.holds_bars for part in parts] == sorted((part.holds_bars for part in parts), reverse=True)
+    assert [part.name for part in parts[:2]] == ["bar 8x16x2048x64", "bar 2x16x8192x64"]
+    assert Softmax() in {one.kernel for one in FIELDS["bar"]}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no CUDA device")
+def test_without_a_device_it_says_so(capsys):
+    assert gpu.main([]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
