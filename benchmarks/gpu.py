@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import multiprocessing
+import os
 import platform
 import re
 import subprocess
@@ -82,6 +84,19 @@ class Driver:
             *more,
             *(Part(s.name, False, lambda s=s: self.hold(s)) for s in sweep),
         ]
+
+    def compile_ahead(self) -> None:
+        """Lets many processes compile what the checks will need: they share Triton's cache on disk, not their results."""
+        asked = [
+            (variant, dtype, case.name)
+            for dtype in BY_NEED
+            for variant in bars.TIMED
+            for case in accuracy.CASES
+            if case.compiles and (accuracy.VARIANTS[variant].impl == "triton" or dtype == "bfloat16")
+        ]
+        self.say(f"compiling for {len(asked)} checks")
+        with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 2)) as pool:
+            pool.starmap(accuracy.rehearse, asked, chunksize=1)
 
     def run(self, pattern: str | None) -> None:
         for part in self.parts():
@@ -249,6 +264,8 @@ def main(given: list[str] | None = None) -> int:
         print("\n".join(part.name for part in driver.parts()))
         return 0
     prepare(asked.device)
+    if asked.device == "cuda" and not asked.only:
+        driver.compile_ahead()
     driver.run(asked.only)
     found = bars.table(driver.result)
     print(report(found))

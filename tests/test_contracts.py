@@ -1,6 +1,8 @@
 """Every kernel x every implementation that accepts it x every kind of request, against the float64 reference."""
 
+import os
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -11,6 +13,7 @@ from heedful.ops import linear, stream
 
 ACCEPTED = list(accepted())
 NUMBER_OF_CASES = 5001
+NUMBER_OF_FUSED_CASES = 166 if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1" else 0
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +36,8 @@ def reference(kernel_name, case_name, dtype):
 
 
 def test_the_suite_is_complete():
-    assert len(ACCEPTED) == NUMBER_OF_CASES
+    assert sum(impl == "triton" for _, impl, _, _ in ACCEPTED) == NUMBER_OF_FUSED_CASES
+    assert len(ACCEPTED) == NUMBER_OF_CASES + NUMBER_OF_FUSED_CASES
     kernels, _, cases, dtypes = map(set, zip(*ACCEPTED, strict=True))
     assert (kernels, cases, dtypes) == (set(KERNELS), set(CASES), set(TOLERANCE))
     # Every kernel has at least the two implementations that take any kernel, for every case.

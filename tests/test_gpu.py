@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from contracts import CASES, KERNELS, Case, accepted, relative_error, results
-from heedful import FeatureMap, Gaussian, Sigmoid, Softmax, attend, masks
+from contracts import CASES, KERNELS, Case, Comparison, accepted, relative_error, results
+from heedful import FeatureMap, Gaussian, Polynomial, ReluSquared, Sigmoid, Softmax, attend, masks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,3 +101,147 @@ def test_observe_on_the_device(implementation, dtype):
         bound = 1e-5 if dtype == torch.float32 else 3e-2
         torch.testing.assert_close(record.weights[rows].float(), weights.cpu()[rows].float(), rtol=0, atol=bound)
         assert record.queries.device.type == "cpu"
+
+
+# Fused kernels. Each combination of kernel, mask and head size compiles for seconds, so every feature meets some kernels.
+# Gradients of parameters cancel: theirs is the last bound.
+FUSED_BOUNDS = {
+    torch.bfloat16: (1e-2, 2e-2, 1e-1),
+    torch.float16: (5e-3, 1e-2, 5e-2),
+    torch.float32: (1e-5, 1e-5, 1e-4),
+}
+PER_HEAD = torch.tensor([0.25, 0.5, 0.75, 1.0])
+LENGTHS = torch.tensor([257, 100])
+
+
+def fused_case(name):
+    """A kernel, its sizes (queries, keys, key heads, head size), arguments of `attend`, and the shapes they are made of."""
+    return {
+        "softmax causal": (Softmax(PER_HEAD), (257, 257, 4, 64), lambda: {"is_causal": True}, ()),
+        "gaussian": (Gaussian(2.5 + PER_HEAD), (257, 311, 4, 40), lambda: {}, ()),
+        "gaussian raw lengths": (
+            Gaussian(2.5 + PER_HEAD, normalize=False),
+            (257, 257, 4, 64),
+            lambda: {"attn_mask": masks.padding(LENGTHS.cuda())},
+            (),
+        ),
+        "sigmoid packed": (
+            Sigmoid(PER_HEAD * 0.25, -PER_HEAD),
+            (600, 600, 4, 64),
+            lambda: {"attn_mask": masks.packed(torch.tensor([0, 90, 90, 400, 577]).cuda()), "is_causal": True},
+            (),
+        ),
+        "relu squared shared window": (
+            ReluSquared(PER_HEAD * 0.25).normalized(),
+            (311, 311, 2, 128),
+            lambda: {"attn_mask": masks.window(70, 9), "enable_gqa": True},
+            (),
+        ),
+        "sigmoid low rank": (
+            Sigmoid(),
+            (257, 311, 4, 64),
+            lambda left, right: {"attn_mask": masks.low_rank(left, right)},
+            ((4, 257, 5), (2, 1, 311, 5)),
+        ),
+        "softmax column 256": (Softmax(), (257, 257, 4, 256), lambda bias: {"attn_mask": bias}, ((4, 1, 257),)),
+        "polynomial averaged dense": (
+            Polynomial(3, PER_HEAD).averaged(),
+            (257, 257, 4, 40),
+            lambda: {
+                "attn_mask": torch.arange(257, device="cuda") % 5 != torch.arange(257, device="cuda")[:, None] % 3
+            },
+            (),
+        ),
+    }[name]
+
+
+FUSED = [
+    "softmax causal", "gaussian", "gaussian raw lengths", "sigmoid packed", "relu squared shared window", "sigmoid low rank",
+    "softmax column 256", "polynomial averaged dense",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("dtype", FUSED_BOUNDS, ids=str)
+def test_fused_kernels_on_the_device(name, dtype):
+    if dtype == torch.float16 and FUSED.index(name) % 3:
+        pytest.skip("compiling takes seconds: every third case in float16, all of them in the other dtypes")
+    kernel, (queries, keys, key_heads, size), arguments, shapes = fused_case(name)
+    inputs = [torch.randn(2, 4, queries, size), *(torch.randn(2, key_heads, keys, size) for _ in range(2))]
+    errors = Comparison(dtype, "cuda").errors(kernel, inputs, arguments, *(torch.randn(shape) for shape in shapes))
+    of_output, of_inputs, of_parameters = FUSED_BOUNDS[dtype]
+    bounds = {"out": of_output} | dict.fromkeys(("query", "key", "value"), of_inputs)
+    assert not {leaf: error for leaf, error in errors.items() if not error < bounds.get(leaf, of_parameters)}
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(2.0), Gaussian(2.0, normalize=False), Sigmoid()], ids=repr)
+def test_fused_kernels_hide_numbers_that_are_not_finite(kernel):
+    """16-bit inputs are not shielded before: the kernels do it."""
+    query, key, value = (torch.randn(2, 4, 257, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    made = []
+    for filler in (1.0, float("nan")):
+        key[:, :, 129], value[:, :, 129], key[1, :, 200:] = filler, filler, filler
+        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+        mask = masks.padding(torch.tensor([257, 200]).cuda()) & masks.dense(torch.arange(257, device="cuda") != 129)
+        out = attend(*leaves, mask, kernel=kernel, impl="triton")
+        made.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(), Gaussian(normalize=False), Sigmoid(bias=-20.0), Softmax()], ids=repr)
+def test_fused_kernels_on_hard_inputs(kernel):
+    """Large norms, equal keys, all-negative scores, one huge bias."""
+    query, key, value = torch.randn(3, 1, 4, 257, 64)
+    huge = torch.zeros(1, 257).index_fill(1, torch.tensor([5]), 50.0)
+    for inputs, arguments in (
+        ([query * 6, key, value], ()),
+        ([query, key[..., :1, :].expand_as(key), value], ()),
+        ([query.abs(), -key.abs(), value], ()),
+        ([query, key, value], (lambda bias: {"attn_mask": bias}, huge)),
+    ):
+        errors = Comparison(torch.bfloat16, "cuda").errors(kernel, inputs, *arguments)
+        assert errors["out"] < 1e-2
+        assert not {leaf: error for leaf, error in errors.items() if not error < 5e-2}
+
+
+def test_addresses_beyond_31_bits():
+    """70000 x 8 x 64 x 64 numbers; some heads against the reference."""
+    query, key, value = (torch.randn(70000, 8, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    assert query.numel() > 2**31
+    with torch.no_grad():
+        out = attend(query, key, value, is_causal=True, kernel=Sigmoid(), impl="triton")
+        for at in (0, 65535, 65536, 69999):
+            given = (x[at].double() for x in (query, key, value))
+            wanted = attend(*given, is_causal=True, kernel=Sigmoid(), impl="reference")
+            assert relative_error(out[at], wanted) < 1e-2
+
+
+@pytest.mark.parametrize("kernel", [Sigmoid(), ReluSquared(), Gaussian(normalize=False)], ids=repr)
+def test_fused_kernels_take_next_to_no_memory(kernel):
+    leaves = [torch.randn(2, 16, 8192, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    above = torch.randn_like(leaves[0])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = attend(*leaves, kernel=kernel, impl="triton")
+    out.backward(above)
+    extra = torch.cuda.max_memory_allocated() - before
+    own = sum(x.numel() * x.element_size() for x in (out, *(x.grad for x in leaves)))
+    inputs = sum(x.numel() * x.element_size() for x in (*leaves, above))
+    assert extra - own < 0.05 * (own + inputs)
+
+
+def test_fused_kernels_wait_for_nothing():
+    """Lists of blocks, lengths and bounds stay on the device, forward and backward."""
+    leaves = [torch.randn(2, 4, 257, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    bounds, keep = torch.tensor([0, 90, 257], device="cuda"), torch.rand(257, 257, device="cuda") > 0.5
+    for mask in (masks.padding(LENGTHS.cuda()) & masks.causal, masks.packed(bounds) & masks.causal, masks.dense(keep)):
+        attend(*leaves, mask, kernel=Sigmoid(), impl="triton").sum().backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = attend(*leaves, mask, kernel=Sigmoid(), impl="triton")
+            out.sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert out.isfinite().all()

@@ -38,6 +38,7 @@ ALLOWED = {
 }
 CORE = {"kernels", "masks", "ops", "_attend", "nn", "_errors", "_pretrained"}
 CORE_PACKAGES = {"torch", "numpy", *sys.stdlib_module_names}
+FUSED = SOURCE / "ops" / "fused"  # its kernels alone name triton at module level
 
 
 def room(path: Path) -> str:
@@ -88,9 +89,18 @@ def test_imports_keep_their_direction(path):
 
 @pytest.mark.parametrize("path", [f for f in FILES if room(f) in CORE], ids=lambda p: str(p.relative_to(SOURCE)))
 def test_the_core_needs_torch_and_numpy_alone(path):
+    allowed = CORE_PACKAGES | ({"triton"} if path.parent == FUSED else set())
     for name in imports(path, inside=False):
         package = name.split(".")[0]
-        assert package == "heedful" or package in CORE_PACKAGES, f"{path} imports {name} at module level"
+        assert package == "heedful" or package in allowed, f"{path} imports {name} at module level"
+
+
+def test_triton_is_named_by_fused_kernels_alone():
+    naming = {path for path in FILES if any(name.split(".")[0] == "triton" for name in imports(path, inside=False))}
+    assert naming
+    assert {path.parent for path in naming} == {FUSED}
+    for path in (FUSED / name for name in ("__init__.py", "forms.py", "operators.py")):
+        assert path not in naming, "read before anybody asks for a fused kernel"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
@@ -191,3 +201,12 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     core = loaded_by("import torch; before = set(__import__('sys').modules); from heedful import attend, nn, masks")
     assert {"torch", "heedful.nn", "heedful._attend"} <= core
     assert not core & {"transformers", "matplotlib", "sklearn", "pandas", "safetensors", "triton", "typer", "rich"}
+
+
+def test_triton_waits_until_a_fused_kernel_runs():
+    """Triton exists for Linux alone and takes a second to import; whoever stays on the CPU never meets it."""
+    call = "import heedful, heedful.ops, heedful.nn, torch; x = torch.randn(1, 2, 5, 4)"
+    for kernel in ("Softmax()", "Sigmoid()", "FeatureMap()"):
+        loaded = loaded_by(f"{call}; heedful.attend(x, x, x, is_causal=True, kernel=heedful.{kernel})")
+        assert "heedful.ops.fused" in loaded
+        assert "triton" not in loaded

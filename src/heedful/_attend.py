@@ -24,7 +24,7 @@ from heedful.ops._request import pairs, wide
 SMALL, MANY, FEW = 2**20, 2**24, 2**16
 
 # Memory that `linear` may take for its features where it saves arithmetic alone.
-ROOM = 2**28
+ROOM = {"cpu": 2**28, "cuda": 2**32}
 
 # Called with the request and the output of each call, while somebody watches (`heedful.bridges.watch`).
 WATCHERS: list[Callable[[Request, Tensor], None]] = []
@@ -319,21 +319,37 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
                 "impl='auto' picks one that can; attend.plan(...) lists them"
             )
         return impl, "asked for by name"
-    if IMPLEMENTATIONS["sdpa"].refuse(request) is None:
+    fused = request.query.device.type == "cuda" and IMPLEMENTATIONS["triton"].refuse(request) is None
+    if IMPLEMENTATIONS["sdpa"].refuse(request) is None and not (fused and _costs_copies(request)):
         return "sdpa", IMPLEMENTATIONS["sdpa"].summary
     each = request.shape[-2] * request.shape[-1]
     small = pairs(request) <= (MANY if each <= FEW else SMALL)
     direct, why = (
-        ("reference", "few pairs: writing all coefficients out is fastest")
+        ("triton", IMPLEMENTATIONS["triton"].summary)
+        if fused
+        else ("reference", "few pairs: writing all coefficients out is fastest")
         if small
         else ("stream", "many pairs: blocks of rows keep memory linear")
     )
     line = IMPLEMENTATIONS["linear"]
     if line.refuse(request) is None:
         cost, other = line.cost(request), IMPLEMENTATIONS[direct].cost(request)
-        if cost.flops <= other.flops and cost.bytes <= max(other.bytes, ROOM):
+        if cost.flops <= other.flops and cost.bytes <= max(
+            other.bytes, ROOM.get(request.query.device.type, ROOM["cpu"])
+        ):
             return "linear", line.summary
     return direct, why
+
+
+def _costs_copies(request: Request) -> bool:
+    """Whether torch's fused attention would need more than a pointer to the inputs, where ours needs no more.
+
+    Plain softmax attention, causal or not, is fastest in torch's own kernels (docs/performance.md). A term of the key, a scale
+    per head, or a mask that torch takes only as a matrix of queries x keys is paid for with copies.
+    """
+    plain = type(request.kernel) is Softmax and not request.kernel.tensors() and request.factors is None
+    bare = masks.split_causal(request.mask, request.shape) in ((False, None), (True, None)) and request.bias is None
+    return not (plain and bare)
 
 
 def _request(
@@ -433,10 +449,10 @@ def _all_finite(request: Request) -> bool:
 
 def _guarded(request: Request, impl: str) -> bool:
     """Whether what runs keeps hidden numbers from leaking by itself, so that no pass over the inputs is needed."""
-    if request.mask is None or request.kernel.of_pairs is not request.kernel or request.factors is not None:
+    if request.mask is None or request.kernel.of_pairs is not request.kernel:
         return False
     centred = request.kernel.traits.stationary and request.query.dtype == torch.float32
-    return not centred and IMPLEMENTATIONS[_choose(request, impl)[0]].guards
+    return not centred and IMPLEMENTATIONS[_choose(request, impl)[0]].guards(request)
 
 
 def _shield(request: Request) -> tuple[Request, Tensor | None]:

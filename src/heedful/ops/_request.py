@@ -76,7 +76,7 @@ class Implementation(NamedTuple):
     refuse: Callable[[Request], str | None]
     cost: Callable[[Request], Cost]
     run: Callable[[Request], Tensor]
-    guards: bool = False  # nothing hidden leaks from it, not even NaN
+    guards: Callable[[Request], bool] = lambda request: False  # whether nothing hidden leaks from it, not even NaN
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

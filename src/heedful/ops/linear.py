@@ -225,12 +225,15 @@ def cost(request: Request) -> Cost:
     width, heads = request.value.shape[-1] + 1, torch.Size(lead).numel()
     item = wide(request.query.dtype).itemsize
     flops = 2.0 * heads * (queries + keys) * size * width
-    memory = heads * (queries + keys) * size
+    fused = _fusable(request.kernel, request.query, request.value)
+    memory = 0 if fused and _map_inside(request.kernel) is not None else heads * (queries + keys) * size
     parts = split_causal(request.mask, request.shape)
     if parts is not None and parts[0]:
         chunk = min(CHUNK, queries)
         flops += 2.0 * heads * queries * chunk * (size + width)
-        memory += 2 * heads * -(-queries // chunk) * size * width + heads * queries * chunk
+        # Sums of the chunks, of which the fused kernels keep one in eight, and the coefficients inside chunks.
+        sums = 2 * heads * -(-queries // chunk) * size * width
+        memory += sums // 8 if fused else sums + heads * queries * chunk
     return Cost(flops, float(memory * item))
 
 

@@ -24,13 +24,17 @@ def run(request: Request) -> Tensor:
         return reference.run(request)
     found = form(request.kernel)
     assert isinstance(found, Form)
+    if request.query.dim() > 2 and request.key.shape[-3] != request.value.shape[-3]:
+        request = request.expanded()
     from heedful.ops.fused.operators import fused_attention
 
     query, key, value, alpha, column = _inputs(found, request)
-    *lead, queries, keys = request.shape
+    *lead, queries, _ = request.shape
     heads, batch = lead[-1] if lead else 1, math.prod(lead[:-1])
     parts = masks.parts(request.mask, request.shape, query.device)
-    bias = request.bias if column is None else column if request.bias is None else request.bias.to(column.dtype) + column
+    bias = (
+        request.bias if column is None else column if request.bias is None else request.bias.to(column.dtype) + column
+    )
 
     def four(x: Tensor, tail: int) -> Tensor:
         """`[..., *tail]` with leading axes that broadcast to (batch, heads)."""
@@ -114,7 +118,12 @@ def refuse(request: Request) -> str | None:
         return found
     if request.dropout_p:
         return "fused kernels drop no coefficients"
-    if request.bias is not None and request.bias.requires_grad and torch.is_grad_enabled() and request.bias.shape[-2] != 1:
+    if (
+        request.bias is not None
+        and request.bias.requires_grad
+        and torch.is_grad_enabled()
+        and request.bias.shape[-2] != 1
+    ):
         return "the gradient of a full bias is a matrix of queries x keys; masks.low_rank has a small one"
     if request.bias is not None and request.bias.shape[-2] != 1 and found.inputs == "folded":
         return "a full bias beside the product's own term of every key"
@@ -148,6 +157,12 @@ def _unable(value: Tensor) -> str | None:
     return None
 
 
+def guards(request: Request) -> bool:
+    """Inside the kernels nothing leaks; what is computed from the inputs before them is not inside."""
+    found = form(request.kernel)
+    return isinstance(found, Form) and found.inputs == "plain" and request.factors is None
+
+
 def cost(request: Request) -> Cost:
     """No coefficient is written; two numbers per row are kept."""
     rows = math.prod(request.shape[:-1]) + math.prod((*request.shape[:-2], request.shape[-1]))
@@ -160,5 +175,5 @@ IMPLEMENTATION = Implementation(
     refuse=refuse,
     cost=cost,
     run=run,
-    guards=True,
+    guards=guards,
 )

@@ -38,7 +38,9 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
     alpha = tl.load(T.alpha + h)
     q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
     do = tile(do_, b, h, T.H, T.Q, m * C.BM, C.BM, C.E, C.FLAT)
-    delta = tl.load(delta_ + head * T.Q + rows, mask=inside, other=0.0) if C.DIVISION == 1 else tl.zeros([C.BM], tl.float32)
+    delta = (
+        tl.load(delta_ + head * T.Q + rows, mask=inside, other=0.0) if C.DIVISION == 1 else tl.zeros([C.BM], tl.float32)
+    )
     half = tl.zeros([C.BM], tl.float32)
     if C.DISTANCE and (C.DIVISION != 1 or C.GRADIENTS[0]):
         half = tl.load(T.hq + head * T.Q + rows, mask=inside, other=0.0)
@@ -64,13 +66,21 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
     last, first, full, least, end = stretch(m, b, h, T, C)
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
-        dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, 0, end, last, b, h, g, True, T, C)
+        dq, own, far, dleft = walk_rows(
+            dq, own, far, dleft, q, do, delta, shift, k_, v_, m, 0, end, last, b, h, g, True, T, C
+        )
     else:
         if C.LOW:
-            dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, first, full, last, b, h, g, True, T, C)
-        dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, full, least, last, b, h, g, False, T, C)
+            dq, own, far, dleft = walk_rows(
+                dq, own, far, dleft, q, do, delta, shift, k_, v_, m, first, full, last, b, h, g, True, T, C
+            )
+        dq, own, far, dleft = walk_rows(
+            dq, own, far, dleft, q, do, delta, shift, k_, v_, m, full, least, last, b, h, g, False, T, C
+        )
         if C.HIGH or C.LENGTHS or not C.EVEN:
-            dq, own, far, dleft = walk_rows(dq, own, far, dleft, q, do, delta, shift, k_, v_, m, least, end, last, b, h, g, True, T, C)
+            dq, own, far, dleft = walk_rows(
+                dq, own, far, dleft, q, do, delta, shift, k_, v_, m, least, end, last, b, h, g, True, T, C
+            )
     dq *= scale[:, None]
     own *= scale
     if C.DISTANCE or C.GRADIENTS[0]:
@@ -172,6 +182,7 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
             own *= scale
         if C.DISTANCE:
             k = tile(again_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
+            k = clean(k) if C.CLEAN else k
             dk -= k.to(tl.float32) * own[:, None]
         dk = tl.where(seen[:, None], alpha * dk, 0.0)
         dv = tl.where(seen[:, None], dv, 0.0)
@@ -186,14 +197,24 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
             term = of_keys(cols, b, h, g, alpha * C.UNIT, tl.load(T.beta + h) * C.UNIT if C.BETA else 0.0, T, C)
             own = tl.zeros([C.BN], tl.float32)
             dright = tl.zeros([C.BN, C.R], tl.float32)
-            dk, dv, own, dright = of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h, alpha, T, C)
+            dk, dv, own, dright = of_columns(
+                dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h, alpha, T, C
+            )
             if C.DISTANCE:
-                dk -= tl.where(seen[:, None], alpha * k.to(tl.float32) * own[:, None], 0.0)
+                dk -= tl.where(seen[:, None], alpha * clean(k).to(tl.float32) * own[:, None], 0.0)
             keep_own(dright_, dbias_, dright, tl.where(seen, own, 0.0), cols, seen, b, h, T, C)
     where = (b * T.G + g).to(tl.int64) * T.K + cols
     inside = cols[:, None] < T.K
-    tl.store(dk_ + where[:, None] * C.HEAD + deep[None, :], dk.to(dk_.dtype.element_ty), mask=inside & (deep[None, :] < C.HEAD))
-    tl.store(dv_ + where[:, None] * C.WIDTH + wide[None, :], dv.to(dv_.dtype.element_ty), mask=inside & (wide[None, :] < C.WIDTH))
+    tl.store(
+        dk_ + where[:, None] * C.HEAD + deep[None, :],
+        dk.to(dk_.dtype.element_ty),
+        mask=inside & (deep[None, :] < C.HEAD),
+    )
+    tl.store(
+        dv_ + where[:, None] * C.WIDTH + wide[None, :],
+        dv.to(dv_.dtype.element_ty),
+        mask=inside & (wide[None, :] < C.WIDTH),
+    )
 
 
 @triton.jit
@@ -214,7 +235,9 @@ def of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h,
     last = tl.load(T.lengths + b * T.H + h).to(tl.int32) if C.LENGTHS else T.K
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + n)
-        dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, 0, end, last, b, h, weight, True, T, C)
+        dk, dv, own, dright = walk_columns(
+            dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, 0, end, last, b, h, weight, True, T, C
+        )
     else:
         first, end = 0, tl.where(n0 < last, T.Q, 0)
         if C.HIGH:
@@ -227,10 +250,16 @@ def of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h,
         if C.LOW:
             least = tl.maximum(tl.minimum(end, tl.maximum(n0 - T.low + 1, 0)) // C.BM * C.BM, full)
         if C.HIGH:
-            dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, first, full, last, b, h, weight, True, T, C)
-        dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, full, least, last, b, h, weight, False, T, C)
+            dk, dv, own, dright = walk_columns(
+                dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, first, full, last, b, h, weight, True, T, C
+            )
+        dk, dv, own, dright = walk_columns(
+            dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, full, least, last, b, h, weight, False, T, C
+        )
         if C.LOW:
-            dk, dv, own, dright = walk_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, least, end, last, b, h, weight, True, T, C)
+            dk, dv, own, dright = walk_columns(
+                dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, least, end, last, b, h, weight, True, T, C
+            )
     return dk, dv, own, dright
 
 

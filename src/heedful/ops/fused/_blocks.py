@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+NONE: tuple[bool, ...] = (False,) * 5
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -44,8 +46,7 @@ class Spec:
     PRECISION: str = "ieee"
     P: tl.dtype = tl.float32  # what coefficients are rounded to before they are multiplied
     ALONE: bool = True  # no query head shares its keys
-    GRADIENTS: tuple[bool, bool, bool, bool, bool] = (False,) * 5  # wanted beside those of query, key, value: alpha, beta, left, right, bias
-
+    GRADIENTS: tuple[bool, ...] = NONE  # wanted beside those of query, key, value: alpha, beta, left, right, bias
 
 
 class Constants:
@@ -153,6 +154,8 @@ def of_keys(cols, b, h, g, a2, b2, T, C: tl.constexpr):
     if C.BIAS == 1:
         where = base(T.bias, T.bias_b, T.bias_h, b, h) + cols.to(tl.int64) * T.bias_k
         term += tl.load(where, mask=cols < T.K, other=0.0).to(tl.float32) * C.UNIT
+    if C.CLEAN:
+        term = clean(term)
     return term
 
 

@@ -114,7 +114,7 @@ class _Job:
         return -(-length // (cut.rows * cut.blocks))
 
     def settings(self, cut: Tiles) -> dict[str, Any]:
-        import triton.language as tl  # type: ignore[import-untyped]
+        import triton.language as tl
 
         return {
             "F": self.features, "E": self.width, "BLOCK_F": cut.features, "BLOCK_E": cut.width, "ROWS": cut.rows,

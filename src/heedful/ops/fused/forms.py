@@ -66,4 +66,3 @@ def form(kernel: Kernel) -> Form | str:
     if type(kernel) is Product and kernel.folds and kernel.traits.division == "sum":
         return Form("exp", 1.0, division=1, inputs="folded")
     return f"{type(kernel).__name__} is no elementwise function of one inner product or squared distance"
-

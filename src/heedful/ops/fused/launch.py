@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from heedful.ops.fused import _backward, _blocks, _forward
-from heedful.ops.fused._blocks import Constants, Spec, Terms
+from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
 from heedful.ops.fused.activations import LOG2_E
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -104,7 +104,9 @@ FITS: dict[str, int] = {}
 def settings(kind: str, problem: Problem) -> list[Setting]:
     """What to try, the fastest first: what fits one device's shared memory may not fit another's."""
     if INTERPRETED:
-        return [{"forward": Setting(32, 16, 1, 4), "rows": Setting(16, 32, 1, 4), "columns": Setting(32, 16, 1, 4)}[kind]]
+        return [
+            {"forward": Setting(32, 16, 1, 4), "rows": Setting(16, 32, 1, 4), "columns": Setting(32, 16, 1, 4)}[kind]
+        ]
     size = max(_power_of_2(problem.query.shape[-1]), _power_of_2(problem.value.shape[-1]))
     small = [Setting(32, 32, 1, 4), Setting(16, 16, 1, 4)]
     if problem.query.dtype == torch.float32:
@@ -113,7 +115,9 @@ def settings(kind: str, problem: Problem) -> list[Setting]:
         return [Setting(64, 32, 2, 4), *small]
     divided = problem.activation == "exp" and problem.division == 1
     table = SETTINGS[kind]
-    best = table["exp, divided" if divided else problem.activation if problem.activation in table else "others"][size > 64]
+    best = table["exp, divided" if divided else problem.activation if problem.activation in table else "others"][
+        size > 64
+    ]
     return [best, best._replace(stages=1), Setting(64, 32, 1, 4), *small]
 
 
@@ -186,9 +190,10 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
     dleft, dright, dbias = room(asked[2], B, H, Q, rank), room(asked[3], B, H, K, rank), room(asked[4], B, H, K)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (query, key, value))
     delta = row_dot(above, out) if problem.division == 1 else None
-    exponential = problem.activation == "exp"
+    shares = problem.activation == "exp" and problem.division == 1  # coefficients are not above one
+    bounded = shares or (problem.distance and problem.bias is None and problem.left is None)
     # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
-    feels = problem.distance and (asked[0] or not (exponential and problem.division == 1))
+    feels = problem.distance and (asked[0] or not shares)
     halves = _half(query) if feels else None, _half(key) if problem.distance else None
 
     def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
@@ -196,17 +201,17 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
         return _tiles(spec, *first, again)
 
     def rows(chosen: Setting) -> None:
-        terms, spec = _prepare(problem, chosen, halves, asked)
+        terms, spec = _prepare(problem, chosen, halves, above, asked)
         inputs = tiles(spec, (query, spec.BM, spec.D))
-        for one in _passes(spec, exponential and (problem.distance or problem.division == 1)):
+        for one in _passes(spec, bounded):
             _backward.backward_rows[(triton.cdiv(Q, spec.BM) * B * H,)](
                 *inputs, dq, stat, delta, dalpha, dbeta, dleft, terms, Constants(one), **chosen.options
             )
 
     def columns(chosen: Setting) -> None:
-        terms, spec = _prepare(problem, chosen, halves, asked, transposed=True)
+        terms, spec = _prepare(problem, chosen, halves, above, asked, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
-        for one in _passes(spec, exponential and H == G and (problem.distance or spec.BIAS == 1)):
+        for one in _passes(spec, bounded and H == G and (problem.distance or spec.BIAS == 1)):
             _backward.backward_columns[(triton.cdiv(K, spec.BN) * B * G,)](
                 *inputs, dk, dv, stat, delta, dright, dbias, terms, Constants(one), **chosen.options
             )
@@ -232,7 +237,9 @@ def row_dot(x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
     out = torch.empty(B, H, n, dtype=torch.float32, device=x.device)
     rows, size = 16 if INTERPRETED else 64, _power_of_2(D)
     grid = (triton.cdiv(n, rows) * B * H,)
-    _blocks.row_dot[grid](x, y, out, H, n, *x.stride()[:3], *y.stride()[:3], factor, HEAD=D, D=size, BM=rows, num_warps=4)
+    _blocks.row_dot[grid](
+        x, y, out, H, n, *x.stride()[:3], *y.stride()[:3], factor, HEAD=D, D=size, BM=rows, num_warps=4
+    )
     return out
 
 
@@ -249,7 +256,8 @@ def _prepare(
     problem: Problem,
     chosen: Setting,
     halves: tuple[Tensor | None, Tensor | None],
-    wanted: tuple[bool, ...] = (False,) * 5,
+    above: Tensor | None = None,
+    wanted: tuple[bool, ...] = NONE,
     transposed: bool = False,
 ) -> tuple[Terms, Spec]:
     B, H, G, Q, K = problem.sizes
@@ -258,19 +266,18 @@ def _prepare(
     if problem.listed:
         active = _active(problem, chosen.rows, chosen.cols)
         listed = _list(active.mT if transposed else active)
-    blocks = problem.blocks
+    left, right, bias, keep = _unit(problem.left), _unit(problem.right), problem.bias, problem.keep
+    blocks = None if problem.blocks is None else problem.blocks.contiguous()
     terms = Terms(
-        H, G, Q, K, problem.alpha, problem.beta, *halves,
-        problem.left, *_strides(problem.left, 3), problem.right, *_strides(problem.right, 3),
-        problem.bias, *_strides(problem.bias, 4),
-        None if problem.lengths is None else _spread(problem.lengths, B, H),
-        None if problem.query_ids is None else _spread(problem.query_ids, B, H),
-        None if problem.key_ids is None else _spread(problem.key_ids, B, H),
-        None if problem.keep is None else problem.keep.view(torch.uint8), *_strides(problem.keep, 4),
-        None if blocks is None else blocks.contiguous().view(torch.uint8),
-        *_strides(None if blocks is None else blocks.contiguous(), 3), *problem.block_size,
-        0 if problem.low is None else problem.low,
-        0 if problem.high is None else problem.high,
+        H, G, Q, K, problem.alpha, problem.beta, halves[0], halves[1],
+        **_strided("left", left, "bhq"), **_strided("right", right, "bhk"), **_strided("bias", bias, "bhqk"),
+        lengths=None if problem.lengths is None else _spread(problem.lengths.clamp(0, K), B, H),
+        qid=None if problem.query_ids is None else _spread(problem.query_ids, B, H),
+        kid=None if problem.key_ids is None else _spread(problem.key_ids, B, H),
+        **_strided("keep", None if keep is None else keep.view(torch.uint8), "bhqk"),
+        **_strided("blocks", None if blocks is None else blocks.view(torch.uint8), "bhq"),
+        block_q=problem.block_size[0], block_k=problem.block_size[1],
+        low=problem.low or 0, high=problem.high or 0,
         **listed,
     )  # fmt: skip
     narrow = query.dtype != torch.float32
@@ -278,8 +285,8 @@ def _prepare(
     bounded = problem.activation == "exp" and problem.division == 1
     kind = torch.bfloat16 if query.dtype == torch.float16 and not bounded else query.dtype
     even = Q % chosen.rows == 0 and K % chosen.cols == 0
-    whole = all(x.is_contiguous() for x in (query, problem.key, value))
-    rank = 0 if problem.left is None else problem.left.shape[-1]
+    whole = all(x is None or x.is_contiguous() for x in (query, problem.key, value, above))
+    rank = 0 if left is None else left.shape[-1]
     column = problem.bias is not None and problem.bias.shape[-2] == 1
     spec = Spec(
         D=_power_of_2(query.shape[-1]), E=_power_of_2(value.shape[-1]), HEAD=query.shape[-1], WIDTH=value.shape[-1],
@@ -354,17 +361,18 @@ def _list(active: Tensor) -> dict[str, Any]:
     """The active blocks of every row, one behind the other."""
     order = torch.argsort((~active).to(torch.uint8), dim=-1, stable=True).to(torch.int32).contiguous()
     count = active.sum(dim=-1, dtype=torch.int32).contiguous()
-    names = ("order_b", "order_h", "order_m"), ("count_b", "count_h")
-    return (
-        {"order": order, "count": count}
-        | dict(zip(names[0], _strides(order, 3), strict=True))
-        | dict(zip(names[1], _strides(count, 2), strict=True))
-    )
+    return _strided("order", order, "bhm") | _strided("count", count, "bh")
 
 
-def _strides(x: Tensor | None, axes: int) -> list[int]:
-    """Strides of the first axes, zero where an axis of one stands for all."""
-    return [0] * axes if x is None else [0 if x.shape[i] == 1 else x.stride(i) for i in range(axes)]
+def _strided(name: str, x: Tensor | None, axes: str) -> dict[str, Any]:
+    """A tensor and the strides of its first axes, zero where an axis of one stands for all, under the names of `Terms`."""
+    if x is None:
+        return {}
+    return {name: x} | {f"{name}_{axis}": 0 if x.shape[n] == 1 else x.stride(n) for n, axis in enumerate(axes)}
+
+
+def _unit(x: Tensor | None) -> Tensor | None:
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
 def _spread(x: Tensor, B: int, H: int) -> Tensor:
@@ -376,7 +384,9 @@ def _aligned(x: Tensor) -> Tensor:
     """As the copy engine wants it: rows that begin at multiples of 16 bytes, nothing broadcast."""
     item = x.element_size()
     fits = x.stride(-1) == 1 and x.data_ptr() % 16 == 0
-    fits = fits and all(n == 1 or (s > 0 and s * item % 16 == 0) for n, s in zip(x.shape[:-1], x.stride(), strict=False))
+    fits = fits and all(
+        n == 1 or (s > 0 and s * item % 16 == 0) for n, s in zip(x.shape[:-1], x.stride(), strict=False)
+    )
     return x if fits else x.contiguous() if not x.is_contiguous() else x.clone()
 
 
