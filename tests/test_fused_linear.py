@@ -338,3 +338,21 @@ def test_sixteen_bits(sizes, dtype, causal):
     assert_same([*arguments, None], "elu", True, causal, bound)
     weight = (torch.rand(1, 2, 1031, device=DEVICE) + 0.1).requires_grad_()
     assert_same([*arguments, weight], "relu", False, causal, bound)
+
+
+@pytest.mark.parametrize("spoiled", ["query", "key", "value"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_reaches_later_rows_alone(number, spoiled):
+    """As the other implementations have it: the whole row of every query that may attend to it, and no gradient of it."""
+    given = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 53, 8).unbind(), strict=True))
+    given[spoiled][0, 1, 37, 3] = number
+    leaves = [x.clone().requires_grad_() for x in given.values()]
+    out = attend(*leaves, is_causal=True, kernel=FeatureMap("elu"), impl="linear")
+    wanted = attend(*given.values(), is_causal=True, kernel=FeatureMap("elu"), impl="stream")
+    assert torch.equal(out.isnan(), wanted.isnan())
+    torch.testing.assert_close(out, wanted, equal_nan=True, rtol=1e-4, atol=1e-5)
+    found = torch.autograd.grad(out[..., :37, :].square().sum(), leaves)
+    clean = [x.nan_to_num(0.0, 0.0, 0.0).requires_grad_() for x in given.values()]
+    plain = attend(*clean, is_causal=True, kernel=FeatureMap("elu"), impl="stream")
+    for one, other in zip(found, torch.autograd.grad(plain[..., :37, :].square().sum(), clean), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -319,7 +319,7 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
                 "impl='auto' picks one that can; attend.plan(...) lists them"
             )
         return impl, "asked for by name"
-    fused = request.query.device.type == "cuda" and IMPLEMENTATIONS["triton"].refuse(request) is None
+    fused = _fusing(request)
     if IMPLEMENTATIONS["sdpa"].refuse(request) is None and not (fused and _costs_copies(request)):
         return "sdpa", IMPLEMENTATIONS["sdpa"].summary
     each = request.shape[-2] * request.shape[-1]
@@ -341,15 +341,21 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
     return direct, why
 
 
+def _fusing(request: Request) -> bool:
+    """Whether `auto` may take the fused kernels: 16 bit on a GPU, for which they are built and measured (docs/performance.md)."""
+    narrow = request.value.dtype in (torch.bfloat16, torch.float16)
+    return narrow and request.query.device.type == "cuda" and IMPLEMENTATIONS["triton"].refuse(request) is None
+
+
 def _costs_copies(request: Request) -> bool:
     """Whether torch's fused attention would need more than a pointer to the inputs, where ours needs no more.
 
-    Plain softmax attention, causal or not, is fastest in torch's own kernels (docs/performance.md). A term of the key, a scale
-    per head, or a mask that torch takes only as a matrix of queries x keys is paid for with copies.
+    Softmax attention without a mask is as fast in torch's kernels as in ours, or faster (docs/performance.md). A term of the
+    key, a scale per head, a mask that torch takes as a matrix, or inputs that must be looked through for NaN before they meet
+    a mask are paid for with copies.
     """
     plain = type(request.kernel) is Softmax and not request.kernel.tensors() and request.factors is None
-    bare = masks.split_causal(request.mask, request.shape) in ((False, None), (True, None)) and request.bias is None
-    return not (plain and bare)
+    return not (plain and request.mask is None and request.bias is None)
 
 
 def _request(

@@ -219,6 +219,11 @@ def refuse(request: Request) -> str | None:
     return None
 
 
+def guards(request: Request) -> bool:
+    """The fused kernels read no hidden key, and let no later one reach an earlier row."""
+    return _fusable(request.kernel, request.query, request.value) and _map_inside(request.kernel) is not None
+
+
 def cost(request: Request) -> Cost:
     *lead, queries, keys = request.shape
     size = request.kernel.feature_size(request.query.shape[-1]) or 0
@@ -243,4 +248,5 @@ IMPLEMENTATION = Implementation(
     refuse=refuse,
     cost=cost,
     run=run,
+    guards=guards,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -26,7 +27,7 @@ def run(request: Request) -> Tensor:
     assert isinstance(found, Form)
     if request.query.dim() > 2 and request.key.shape[-3] != request.value.shape[-3]:
         request = request.expanded()
-    from heedful.ops.fused.operators import fused_attention
+    from heedful.ops.fused.operators import attention
 
     query, key, value, alpha, column = _inputs(found, request)
     *lead, queries, _ = request.shape
@@ -50,7 +51,7 @@ def run(request: Request) -> Tensor:
         return x.expand(*axes, *x.shape[-2:]).reshape(batch, axes[-1], *x.shape[-2:])
 
     ids = parts.ids or (None, None)
-    out, _ = fused_attention(
+    out = attention(
         whole(query),
         whole(key),
         whole(value),
@@ -143,7 +144,7 @@ def _folded_size(found: Form, request: Request) -> int:
 
 def _unable(value: Tensor) -> str | None:
     """Why these tensors cannot be served here, whatever the kernel."""
-    if find_spec("triton") is None:
+    if not _has_triton():
         return "triton is not installed"
     if value.dtype == torch.float64:
         return "fused kernels compute in float32 and 16 bit"
@@ -155,6 +156,11 @@ def _unable(value: Tensor) -> str | None:
     if value.device.type != "cpu" or value.dtype != torch.float32:
         return "triton's interpreter serves float32 on CPU alone"
     return None
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def guards(request: Request) -> bool:

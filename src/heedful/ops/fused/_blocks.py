@@ -132,6 +132,12 @@ def clean(x):
 
 
 @triton.jit
+def not_finite(x):
+    """Which rows hold NaN or infinity."""
+    return tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1), 1) > 0
+
+
+@triton.jit
 def base(pointer, stride_b, stride_h, b, h):
     """Where a head begins."""
     return pointer + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, tile, visible
+from heedful.ops.fused._blocks import base, clean, factor, not_finite, of_keys, of_pairs, tile, visible
 from heedful.ops.fused.activations import coefficient
 
 # How far, in powers of two, a term that is constant along a loop may be left out of the exponent and multiplied in behind it.
@@ -14,7 +14,7 @@ LITTLE = tl.constexpr(2.0**-60)
 
 
 @triton.jit
-def forward(q_, k_, v_, out_, stat_, flag_, T, C: tl.constexpr):
+def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr):
     """BM rows of one head against every key they may attend to.
 
     `stat` keeps what backward needs of a divided row: log2 of the sum of an exponential kernel, else the divisor. Without the
@@ -30,8 +30,6 @@ def forward(q_, k_, v_, out_, stat_, flag_, T, C: tl.constexpr):
     head = (b * T.H + h).to(tl.int64)
     rows, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.E)
     q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
-    if C.CLEAN and C.PASS != 2:
-        watch(flag_, q, k_, v_, b, h, g, m, blocks, T, C)
     own = tl.zeros([C.BM], tl.float32)
     if C.DISTANCE:
         # No exponent is above it: while it is small, the row's own term may wait, and no maximum need be kept.
@@ -63,6 +61,8 @@ def forward(q_, k_, v_, out_, stat_, flag_, T, C: tl.constexpr):
         if C.ACT == "exp" and C.DIVISION == 1:
             stat = tl.where(some, tl.log2(divisor) + top, float("inf"))
         tl.store(stat_ + head * T.Q + rows, stat, mask=rows < T.Q)
+    if C.CLEAN:
+        acc = tl.where(not_finite(acc)[:, None], float("nan"), acc)
     tl.store(
         out_ + (head * T.Q + rows)[:, None] * C.WIDTH + wide[None, :],
         acc.to(out_.dtype.element_ty),
@@ -150,50 +150,8 @@ def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: 
                 total += tl.sum(keep.to(tl.float32), 1) if MASKED else C.BN
         v = tile(v_, b, g, T.G, T.K, n0, C.BN, C.E, C.FLAT)
         if MASKED and C.CLEAN:
+            # A value that is not finite reaches the rows that see it through their coefficient, and no others.
+            p = tl.where(keep & not_finite(v)[None, :], float("nan"), p)
             v = clean(v)
         acc = tl.dot(p.to(C.P), v.to(C.P), acc, input_precision=C.PRECISION)
     return acc, total, top
-
-
-@triton.jit
-def watch(flag_, q, k_, v_, b, h, g, m, blocks, T, C: tl.constexpr):
-    """Raises the flag where this program's queries, or its share of the keys and values, are not finite."""
-    bad = tl.max(not_finite(q, C))
-    if h % (T.H // T.G) == 0:
-        for at in range(m * C.BN, T.K, blocks * C.BN):
-            k = tile(k_, b, g, T.G, T.K, at, C.BN, C.D, C.FLAT)
-            v = tile(v_, b, g, T.G, T.K, at, C.BN, C.E, C.FLAT)
-            bad = tl.maximum(bad, tl.maximum(tl.max(not_finite(k, C)), tl.max(not_finite(v, C))))
-    if bad > 0:
-        tl.store(flag_, 1)
-
-
-@triton.jit
-def not_finite(x, C: tl.constexpr):
-    """One for every row that holds NaN or infinity, else zero."""
-    return tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1), 1)
-
-
-@triton.jit
-def poison(q_, k_, v_, out_, flag_, T, C: tl.constexpr):
-    """NaN in every row that may attend to something not finite; returns at once where nothing is."""
-    if tl.load(flag_) == 0:
-        return
-    blocks = tl.cdiv(T.Q, C.BM)
-    pid = tl.program_id(0)
-    m, b, h = pid % blocks, pid // blocks // T.H, pid // blocks % T.H
-    g = h // (T.H // T.G)
-    rows, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.E)
-    own = not_finite(tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT), C)
-    last, _, _, _, _ = stretch(m, b, h, T, C)
-    found = tl.zeros([C.BM], tl.int32)
-    for n0 in range(0, last, C.BN):
-        cols = n0 + tl.arange(0, C.BN)
-        k = tile(k_, b, g, T.G, T.K, n0, C.BN, C.D, C.FLAT)
-        v = tile(v_, b, g, T.G, T.K, n0, C.BN, C.E, C.FLAT)
-        bad = tl.maximum(not_finite(k, C), not_finite(v, C))[None, :] | own[:, None]
-        keep = visible(rows[:, None], cols[None, :], last, b, h, T, C)
-        found = tl.maximum(found, tl.max(tl.where(keep, bad, 0), 1))
-    nan = tl.full([C.BM, C.E], float("nan"), tl.float32).to(out_.dtype.element_ty)
-    where = out_ + ((b * T.H + h).to(tl.int64) * T.Q + rows)[:, None] * C.WIDTH + wide[None, :]
-    tl.store(where, nan, mask=(found[:, None] > 0) & (wide[None, :] < C.WIDTH))

@@ -27,6 +27,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from heedful.ops.fused._blocks import clean, not_finite
+
 
 @triton.jit
 def _phi(x, MAP: tl.constexpr):
@@ -147,8 +149,13 @@ def _span_states(
         y = _features(raw, f, seen, F, MAP)
         if factor is not None:
             y = y * scale[:, None]
-        y = y.to(DOT)
-        v = _load(values + h * values_h, rows, values_n, e, seen, E).to(DOT)
+        v = _load(values + h * values_h, rows, values_n, e, seen, E)
+        if INVERSE:
+            y = clean(y)
+        else:
+            # What is not finite makes all of a memory so, and with it every later row.
+            y = tl.where((not_finite(raw) | not_finite(v))[:, None], float("nan"), y)
+        y, v = y.to(DOT), v.to(DOT)
         memory += _dot(tl.trans(y), v, PRECISION)
         if shift is None:
             total += tl.sum(y.to(tl.float32), 0)
@@ -225,6 +232,7 @@ def _outputs(
         inside = rows < n - start
         raw = _load(query, rows, query_n, f, inside, F)
         x = _features(raw, f, inside, F, MAP).to(DOT)
+        lost = not_finite(raw)
         found = _read(x, memory, PRECISION)
         z = tl.sum(x.to(tl.float32) * total[None, :], 1)
         if CAUSAL:
@@ -236,20 +244,24 @@ def _outputs(
             y = _features(raw, f, seen, F, MAP)
             if weight is not None:
                 y = y * scale[:, None]
-            y = y.to(DOT)
-            v = _load(value, rows, value_n, e, seen, E).to(DOT)
-            p = tl.where(rows[:, None] >= rows[None, :], _dot(x, tl.trans(y), PRECISION), 0.0).to(DOT)
+            v = _load(value, rows, value_n, e, seen, E)
+            bad, past = not_finite(raw) | not_finite(v), rows[:, None] >= rows[None, :]
+            y, v = clean(y).to(DOT), clean(v).to(DOT)
+            p = tl.where(past, _dot(x, tl.trans(y), PRECISION), 0.0)
+            p = tl.where(past & bad[None, :], float("nan"), p).to(DOT)
             found += _dot(p, v, PRECISION)
             z += tl.sum(p.to(tl.float32), 1)
+            y = tl.where(bad[:, None], float("nan"), y.to(tl.float32)).to(DOT)
             memory += _dot(tl.trans(y), v, PRECISION)
             total += tl.sum(y.to(tl.float32), 0)
         if NORMAL:
             found = found / tl.where(z == 0, 1.0, z)[:, None]
+        found = tl.where(lost[:, None], float("nan"), found)
         if gradient is not None:
             above = _load(gradient, rows, gradient_n, e, inside, E)
             # A row of total zero is divided by one, which does not depend on the row.
             delta = tl.where(z == 0, 0.0, tl.sum(above.to(tl.float32) * found, 1))
-            tl.store(out + rows, delta, mask=inside)
+            tl.store(out + rows, clean(delta), mask=inside)
         else:
             _store(out, rows, E, e, inside, found, E)
             if NORMAL and tile == 0:
@@ -301,8 +313,8 @@ def _query_gradient(
             y = _features(raw, f, seen, F, MAP)
             if weight is not None:
                 y = y * scale[:, None]
-            y = y.to(DOT)
-            v = _load(value, rows, value_n, e, seen, E).to(DOT)
+            y = clean(y).to(DOT)
+            v = clean(_load(value, rows, value_n, e, seen, E)).to(DOT)
             past = rows[:, None] >= rows[None, :]
             p = _dot(above, tl.trans(v), PRECISION)
         if NORMAL:
@@ -314,7 +326,7 @@ def _query_gradient(
                 if CAUSAL:
                     own_pairs = tl.where(past, _dot(x, tl.trans(y), PRECISION), 0.0).to(DOT)
                     delta += tl.sum(own_pairs.to(tl.float32) * p, 1)
-                delta = tl.where(z == 0, 0.0, delta / tl.where(z == 0, 1.0, z))
+                delta = clean(tl.where(z == 0, 0.0, delta / tl.where(z == 0, 1.0, z)))
                 tl.store(deltas + head * n + start + rows, delta, mask=inside)
             else:
                 delta = tl.load(deltas + head * n + start + rows, mask=inside, other=0.0)
@@ -327,7 +339,7 @@ def _query_gradient(
             total += tl.sum(y.to(tl.float32), 0)
         if NORMAL:
             found = found / tl.where(z == 0, 1.0, z)[:, None]
-        _store(out, rows, out_n, f, inside, found * _phi_slope(own, MAP), F)
+        _store(out, rows, out_n, f, inside, clean(found * _phi_slope(own, MAP)), F)
 
 
 @triton.jit
@@ -371,9 +383,9 @@ def _key_gradients(
             scale = _factors(weight, rows, weight_n, seen, False)
             seen = seen & (scale != 0)
         own = _load(key, rows, key_n, f, seen, F).to(tl.float32)
-        features = _features(own, f, seen, F, MAP)
+        features = clean(_features(own, f, seen, F, MAP))
         x = features.to(DOT)
-        v = _load(value, rows, value_n, e, seen, E).to(DOT)
+        v = clean(_load(value, rows, value_n, e, seen, E)).to(DOT)
         if key_out is not None:
             by_key = _read(v, tl.trans(memory), PRECISION)
             if NORMAL:
@@ -390,7 +402,7 @@ def _key_gradients(
                 if NORMAL:
                     y = y * _factors(totals + at, rows, 1, inside, True)[:, None]
                     delta = tl.load(deltas + at + rows, mask=inside, other=0.0)
-                y = y.to(DOT)
+                y = clean(y).to(DOT)
                 above = _load(gradient + h * gradient_h, rows, gradient_n, e, inside, E).to(DOT)
                 if key_out is not None:
                     p = _dot(v, tl.trans(above), PRECISION)
@@ -410,7 +422,7 @@ def _key_gradients(
                     place = (tl.program_id(1) * heads_in_all + head) * n + start + rows
                     tl.store(weight_out + place, tl.where(seen, tl.sum(features * by_key, 1), 0.0), mask=inside)
                 by_key = tl.where(seen[:, None], by_key * scale[:, None], 0.0)
-            _store(key_out, rows, key_out_n, f, inside, by_key * _phi_slope(own, MAP), F)
+            _store(key_out, rows, key_out_n, f, inside, clean(by_key * _phi_slope(own, MAP)), F)
         if value_out is not None:
             if weight is not None:
                 by_value = tl.where(seen[:, None], by_value * scale[:, None], 0.0)

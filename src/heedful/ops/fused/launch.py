@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -144,7 +145,6 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     device = problem.query.device
     out = torch.empty(B, H, Q, problem.value.shape[-1], dtype=problem.value.dtype, device=device)
     stat = torch.empty((B, H, Q) if problem.division else (0,), dtype=torch.float32, device=device)
-    flag = torch.zeros(1, dtype=torch.int32, device=device) if problem.masked else None
     halves = (_half(problem.query), _half(problem.key)) if problem.distance else (None, None)
     late = problem.distance and problem.bias is None and problem.left is None
 
@@ -155,9 +155,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         )
         grid = (triton.cdiv(Q, spec.BM) * B * H,)
         for one in _passes(spec, late):
-            _forward.forward[grid](*tiles, out, stat, flag, terms, Constants(one), **chosen.options)
-        if flag is not None:
-            _forward.poison[grid](*tiles, out, flag, terms, Constants(spec), **chosen.options)
+            _forward.forward[grid](*tiles, out, stat, terms, constants(one), **chosen.options)
 
     fitting("forward", problem, go)
     return out, stat
@@ -205,7 +203,7 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
         inputs = tiles(spec, (query, spec.BM, spec.D))
         for one in _passes(spec, bounded):
             _backward.backward_rows[(triton.cdiv(Q, spec.BM) * B * H,)](
-                *inputs, dq, stat, delta, dalpha, dbeta, dleft, terms, Constants(one), **chosen.options
+                *inputs, dq, stat, delta, dalpha, dbeta, dleft, terms, constants(one), **chosen.options
             )
 
     def columns(chosen: Setting) -> None:
@@ -213,7 +211,7 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
         inputs = tiles(spec, (key, spec.BN, spec.D))
         for one in _passes(spec, bounded and H == G and (problem.distance or spec.BIAS == 1)):
             _backward.backward_columns[(triton.cdiv(K, spec.BN) * B * G,)](
-                *inputs, dk, dv, stat, delta, dright, dbias, terms, Constants(one), **chosen.options
+                *inputs, dk, dv, stat, delta, dright, dbias, terms, constants(one), **chosen.options
             )
 
     fitting("rows", problem, rows)
@@ -305,6 +303,11 @@ def _passes(spec: Spec, twice: bool) -> list[Spec]:
     """One launch, or one for the usual range and one that returns at once except where a block is outside it."""
     in_range = spec.P != tl.float16  # which has not the range of a term left out
     return [replace(spec, PASS=1), replace(spec, PASS=2)] if twice and in_range else [spec]
+
+
+@cache
+def constants(spec: Spec) -> Constants:
+    return Constants(spec)
 
 
 def _precision(dtype: torch.dtype) -> str:

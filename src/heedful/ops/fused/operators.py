@@ -116,3 +116,37 @@ def _no_second(ctx: Any, *above: Tensor) -> None:
 
 fused_attention.register_autograd(_gradients, setup_context=_keep)
 fused_attention_backward.register_autograd(_no_second)
+
+
+class _Eager(torch.autograd.Function):
+    """The same two launches without the dispatcher, whose handling of so many arguments takes longer than a small kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        from heedful.ops.fused import launch
+
+        out, stat = launch.forward(launch.Problem(*inputs))
+        ctx.save_for_backward(*inputs[:NUMBER_OF_TENSORS], out, stat)
+        ctx.settings = inputs[NUMBER_OF_TENSORS:]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        from heedful.ops.fused import launch
+
+        wanted = ctx.needs_input_grad[3:8]
+        if torch.is_grad_enabled():  # a second derivative is being prepared: the operator tells when it is asked for
+            found = fused_attention_backward(*ctx.saved_tensors, above, *ctx.settings, wanted)
+        else:
+            *inputs, out, stat = ctx.saved_tensors
+            found = launch.backward(launch.Problem(*inputs, *ctx.settings), out, stat, above, wanted)
+        chosen = (*found[:3], *(x if want else None for x, want in zip(found[3:], wanted, strict=True)))
+        return (*chosen, *(None,) * (len(ctx.needs_input_grad) - len(chosen)))
+
+
+def attention(*inputs: Any) -> Tensor:
+    """`fused_attention` by the shortest way: operators where torch traces or looks on, plain launches elsewhere."""
+    plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in inputs[:NUMBER_OF_TENSORS] if x is not None)
+    if plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0:
+        return _Eager.apply(*inputs)
+    return fused_attention(*inputs)[0]
