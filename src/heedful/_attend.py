@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
@@ -14,11 +13,11 @@ from torch import Tensor
 from heedful import masks
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.kernels import HigherOrder, Kernel, Softmax
-from heedful.kernels._base import readable
 from heedful.kernels.higher_order import MOVE
 from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference
 from heedful.ops._request import pairs, wide
+from heedful.ops.shield import shield
 
 # Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls.
 SMALL, MANY, FEW = 2**20, 2**24, 2**16
@@ -157,7 +156,7 @@ def coefficients(
     """
     request = _request(query, key, key, attn_mask, 0.0, is_causal, scale, enable_gqa, kernel)
     with _full_precision(request):
-        request, poison = _shield(request)
+        request, poison = shield(request)
         request = _centred(_moved(request, "auto")).expanded()
         made = reference.coefficients(request.kernel, request.query, request.key, *request.visible()).to(
             request.key.dtype
@@ -185,7 +184,7 @@ def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = 
             f"step takes one key per query, and at least one; got query {tuple(query.shape)} and key {tuple(key.shape)}"
         )
     with _full_precision(request):
-        request, poison = _shield(request)
+        request, poison = shield(request)
         request = request.expanded()
         output, new = linear.step(kernel, request.query, request.key, request.value, state)
     return Step(output if poison is None else output + poison, new)
@@ -229,7 +228,8 @@ def attend(
 
     Returns:
         `[..., heads, queries, E]` in the value's dtype. A query that may attend to nothing gives zeros, with zero gradient.
-        What is hidden never leaks, not even NaN; under a mask, a query that may attend to something not finite gives NaN.
+        What is hidden never leaks, not even NaN; under a mask, a query that may attend to something not finite gives NaN (in
+        `triton` an infinite key or query has an infinite score, and gives what that gives).
 
     The form is that of Ma & Ying (2023), Proposition 3.1, in rows. Sums are kept in float32 for 16-bit inputs.
 
@@ -241,7 +241,7 @@ def attend(
     """
     asked = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     with _full_precision(asked):
-        request, poison = (asked, None) if _guarded(asked, impl) else _shield(asked)
+        request, poison = (asked, None) if _guarded(asked, impl) else shield(asked)
         request = _centred(_moved(request, impl))
         chosen, _ = _choose(request, impl)
         out = IMPLEMENTATIONS[chosen].run(request)
@@ -441,55 +441,12 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
         ) from None
 
 
-def _free_to_look(request: Request) -> bool:
-    return all(readable(x) for x in (request.query, request.key, request.value, *(request.factors or ())))
-
-
-def _all_finite(request: Request) -> bool:
-    # Any NaN or infinity survives a sum; a sum that overflows merely takes the careful path.
-    total = request.query.detach().sum() + request.key.detach().sum() + request.value.detach().sum()
-    for factor in request.factors or ():
-        total = total + factor.detach().sum()
-    return math.isfinite(total.item())
-
-
 def _guarded(request: Request, impl: str) -> bool:
     """Whether what runs keeps hidden numbers from leaking by itself, so that no pass over the inputs is needed."""
     if request.mask is None or request.kernel.of_pairs is not request.kernel:
         return False
     centred = request.kernel.traits.stationary and request.query.dtype == torch.float32
     return not centred and IMPLEMENTATIONS[_choose(request, impl)[0]].guards(request)
-
-
-def _shield(request: Request) -> tuple[Request, Tensor | None]:
-    """Zeros where an input is not finite, and NaN to be added for the queries that may attend to it.
-
-    A coefficient of zero does not hide NaN (0 x NaN = NaN), in forward or in backward, so what a mask hides is taken out
-    before it is combined.
-    """
-    shape, mask = request.shape, request.mask
-    if mask is None or (_free_to_look(request) and _all_finite(request)):
-        return request, None
-    bad = _not_finite(request.key) | _not_finite(request.value)  # [..., G, K]
-    bad = request.per_head(bad, axis=-2) if bad.dim() > 1 else bad
-    bad_query, factors = _not_finite(request.query), request.factors
-    if factors is not None:
-        left, right = factors
-        bad_query, bad = bad_query | _not_finite(left), bad | _not_finite(right)
-        factors = left.nan_to_num(0.0, 0.0, 0.0), right.nan_to_num(0.0, 0.0, 0.0)
-    if mask is not masks.causal:
-        # A query that sees nothing gives zeros whatever it holds; under causality alone every query sees something.
-        bad_query = bad_query & mask.reach(torch.ones_like(bad), shape)
-    poisoned = mask.reach(bad, shape) | bad_query
-    query, key, value = (x.nan_to_num(0.0, 0.0, 0.0) for x in (request.query, request.key, request.value))
-    clean = request._replace(query=query, key=key, value=value, factors=factors)
-    poison = torch.zeros((), dtype=request.value.dtype, device=request.value.device).expand(shape[:-1])
-    return clean, poison.masked_fill(poisoned, torch.nan)[..., None]
-
-
-def _not_finite(x: Tensor) -> Tensor:
-    """Which vectors hold NaN or infinity, in one pass: the largest magnitude tells."""
-    return ~torch.linalg.vector_norm(x.detach(), ord=math.inf, dim=-1).isfinite()
 
 
 def _scaled(number: float, base: int, unit: str) -> str:

@@ -145,7 +145,8 @@ def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: 
             if MASKED:
                 p = tl.where(keep, p, 0.0)
             if C.DIVISION == 1:
-                total += tl.sum(p, 1)
+                # Of coefficients as they are multiplied: a row of one large one then returns its value unrounded.
+                total += tl.sum(p.to(C.P).to(tl.float32), 1)
             if C.DIVISION == 2:
                 total += tl.sum(keep.to(tl.float32), 1) if MASKED else C.BN
         v = tile(v_, b, g, T.G, T.K, n0, C.BN, C.E, C.FLAT)
