@@ -194,6 +194,7 @@ def check(variant: Variant, dtype: str, device: str, length: int = 1024, cases: 
 def rehearse(variant: str, dtype: str, case: str) -> None:
     """Runs a check for the sake of what it compiles; what is wrong with it will be told when it counts."""
     one = next(c for c in CASES if c.name == case)
+    torch.set_float32_matmul_precision("highest")
     with contextlib.suppress(Exception):
         results(draw(one, 1024, getattr(torch, dtype), "cuda"), one, VARIANTS[variant].kernel, VARIANTS[variant].impl)
 

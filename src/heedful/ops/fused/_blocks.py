@@ -42,6 +42,7 @@ class Spec:
     EVEN: bool = False  # no block reaches beyond the last key
     FLAT: bool = False  # rows of all heads lie one behind the other, and no block reaches beyond its head
     QUICK: bool = False  # approximate reciprocals, where coefficients are rounded to 16 bit anyway
+    DOTS: bool = False  # a row's sum is that of its rounded coefficients, taken by the matrix unit
     PASS: int = 0  # 1: terms constant along a loop are multiplied in behind it where that is in range, 2: elsewhere
     PRECISION: str = "ieee"
     P: tl.dtype = tl.float32  # what coefficients are rounded to before they are multiplied

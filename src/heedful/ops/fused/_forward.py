@@ -91,7 +91,7 @@ def stretch(m, b, h, T, C: tl.constexpr):
 def sums(q, own, k_, v_, m, b, h, g, T, C: tl.constexpr):
     """Masked blocks before, whole blocks between, masked blocks behind; all masked where a list names them."""
     acc = tl.zeros([C.BM, C.E], tl.float32)
-    total = tl.zeros([C.BM], tl.float32)
+    total = tl.zeros([C.BM, 16] if C.DOTS else [C.BM], tl.float32)
     top = tl.full([C.BM], 0.0 if C.PASS == 1 else -float("inf"), tl.float32)
     last, first, full, least, end = stretch(m, b, h, T, C)
     if C.LIST:
@@ -103,6 +103,8 @@ def sums(q, own, k_, v_, m, b, h, g, T, C: tl.constexpr):
         acc, total, top = walk(acc, total, top, q, own, k_, v_, m, full, least, last, b, h, g, False, T, C)
         if C.HIGH or C.LENGTHS or not C.EVEN:
             acc, total, top = walk(acc, total, top, q, own, k_, v_, m, least, end, last, b, h, g, True, T, C)
+    if C.DOTS:
+        total = tl.sum(total, 1) * 0.0625
     return acc, total, top
 
 
@@ -144,9 +146,11 @@ def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: 
             p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
             if MASKED:
                 p = tl.where(keep, p, 0.0)
-            if C.DIVISION == 1:
+            if C.DOTS:
                 # Of coefficients as they are multiplied: a row of one large one then returns its value unrounded.
-                total += tl.sum(p.to(C.P).to(tl.float32), 1)
+                total = tl.dot(p.to(C.P), tl.full([C.BN, 16], 1.0, C.P), total, input_precision=C.PRECISION)
+            elif C.DIVISION == 1:
+                total += tl.sum(p, 1)
             if C.DIVISION == 2:
                 total += tl.sum(keep.to(tl.float32), 1) if MASKED else C.BN
         v = tile(v_, b, g, T.G, T.K, n0, C.BN, C.E, C.FLAT)

@@ -82,19 +82,22 @@ SETTINGS: dict[str, dict[str, tuple[Setting, Setting, Setting]]] = {
     "forward": {
         "sigmoid": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(128, 32, 4, 8)),
         "exp": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(64, 64, 3, 4)),
-        "exp, divided": (Setting(64, 128, 2, 4), Setting(64, 64, 2, 4, 128), Setting(64, 64, 3, 4)),
+        "gaussian": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(128, 64, 3, 8)),
+        "softmax": (Setting(64, 128, 2, 4), Setting(64, 64, 2, 4, 128), Setting(64, 64, 3, 4)),
         "others": (Setting(128, 64, 3, 8), Setting(128, 64, 3, 8), Setting(128, 64, 3, 8)),
     },
     "rows": {
         "sigmoid": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(128, 64, 3, 8)),
         "exp": (Setting(64, 64, 3, 4), Setting(64, 64, 3, 4, 168), Setting(128, 64, 3, 8)),
-        "exp, divided": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 168), Setting(128, 64, 3, 8)),
+        "gaussian": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 168), Setting(128, 64, 3, 8)),
+        "softmax": (Setting(128, 64, 3, 8), Setting(64, 64, 2, 4, 168), Setting(128, 64, 3, 8)),
         "others": (Setting(128, 64, 3, 8), Setting(128, 64, 3, 8), Setting(128, 64, 3, 8)),
     },
     "columns": {
         "sigmoid": (Setting(64, 64, 3, 4), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
         "exp": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
-        "exp, divided": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
+        "gaussian": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
+        "softmax": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
         "others": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 168), Setting(64, 64, 2, 4)),
     },
 }
@@ -116,7 +119,8 @@ def settings(kind: str, problem: Problem) -> list[Setting]:
     if size > 128:
         return [Setting(64, 32, 2, 4), *small]
     name = problem.activation if problem.activation in SETTINGS[kind] else "others"
-    name += ", divided" if name == "exp" and problem.division == 1 else ""
+    if name == "exp" and problem.division == 1:
+        name = "gaussian" if problem.distance else "softmax"
     best = SETTINGS[kind][name][2 if size > 64 else int(problem.masked)]
     return [best, best._replace(stages=1), Setting(64, 32, 1, 4), *small]
 
@@ -278,6 +282,8 @@ def _prepare(
         **listed,
     )  # fmt: skip
     narrow = query.dtype != torch.float32
+    divided = problem.division == 1
+    late = problem.distance and problem.bias is None and problem.left is None and query.dtype != torch.float16
     # Of 16-bit numbers bfloat16 alone has the range of a coefficient that is not divided, and of its gradient.
     bounded = problem.activation == "exp" and problem.division == 1
     kind = torch.bfloat16 if query.dtype == torch.float16 and not bounded else query.dtype
@@ -293,6 +299,7 @@ def _prepare(
         LENGTHS=problem.lengths is not None, LOW=problem.low is not None, HIGH=problem.high is not None,
         IDS=problem.query_ids is not None, KEEP=problem.keep is not None, BLOCKS=blocks is not None, LIST=problem.listed,
         CLEAN=problem.masked, EVEN=K % chosen.cols == 0, FLAT=even and whole, QUICK=narrow and not INTERPRETED,
+        DOTS=(narrow or INTERPRETED) and divided and (problem.activation != "exp" or late),
         PRECISION=_precision(query.dtype), P=TYPES[kind], ALONE=H == G, GRADIENTS=wanted,
     )  # fmt: skip
     return terms, spec
@@ -301,7 +308,10 @@ def _prepare(
 def _passes(spec: Spec, twice: bool) -> list[Spec]:
     """One launch, or one for the usual range and one that returns at once except where a block is outside it."""
     in_range = spec.P != tl.float16  # which has not the range of a term left out
-    return [replace(spec, PASS=1), replace(spec, PASS=2)] if twice and in_range else [spec]
+    if not (twice and in_range):
+        return [spec]
+    # The other pass keeps a running maximum: its largest coefficient is one, which no rounding changes.
+    return [replace(spec, PASS=1), replace(spec, PASS=2, DOTS=False)]
 
 
 @cache
