@@ -29,7 +29,7 @@ import heedful
 from benchmarks import accuracy, bars
 from benchmarks.contest import hold
 from benchmarks.contestants import FIELDS, Setting
-from benchmarks.timing import RESULTS
+from benchmarks.timing import RESULTS, kernels
 
 SWEEP = [
     Setting("sweep", (max(16384 // length, 1), 8, length, 64))
@@ -177,6 +177,7 @@ def machine(device: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "heedful": heedful.__version__,
+        "kernels": kernels(),
         "date": datetime.date.today().isoformat(),
     }
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import bars, cpu
 from benchmarks.accuracy import BOUNDS
 from benchmarks.contestants import Setting
-from benchmarks.timing import RESULTS, Outcome
+from benchmarks.timing import RESULTS, Outcome, kernels
 
 DOCS = Path(__file__).parent.parent / "docs"
 PICTURE = "performance.svg"
@@ -62,6 +62,7 @@ def page(results: Path = RESULTS) -> str:
 def gpu_section(result: dict[str, Any]) -> list[str]:
     return [
         *_machine(result),
+        *_cautions(result),
         *_throughput(result),
         *_sweep(result),
         *_linear(result),
@@ -85,6 +86,22 @@ def _machine(result: dict[str, Any]) -> list[str]:
         "`torch.compile`; FlexAttention's Gaussian adds the key's norm to the score. The raw figures hold the quartiles.",
         "",
     ]
+
+
+def _cautions(result: dict[str, Any]) -> list[str]:
+    """What a reader must know before the figures: that the kernels changed since, that parts are missing."""
+    told = []
+    if result["machine"].get("kernels") != kernels():
+        told.append("The fused kernels changed after this run; `make bench-gpu` measures them as they are now.")
+    run = {part["name"].split()[0] for part in result["parts"] if "skipped" not in part}
+    accurate = {
+        part["name"] for part in result["parts"] if part["name"].startswith("accuracy") and "skipped" not in part
+    }
+    missing = ["the sweep over n"] if "sweep" not in run else []
+    missing += [f"errors in {dtype}" for dtype in BOUNDS if f"accuracy {dtype}" not in accurate]
+    if missing:
+        told.append(f"The run ended before it came to: {', '.join(missing)}.")
+    return [f"**{' '.join(told)}**", ""] if told else []
 
 
 def _throughput(result: dict[str, Any]) -> list[str]:

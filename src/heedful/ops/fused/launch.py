@@ -76,8 +76,9 @@ class Problem(NamedTuple):
         return self.listed or self.lengths is not None or self.low is not None or self.high is not None
 
 
-# Fastest on an H200 in bfloat16: head sizes up to 64, the same under a mask (whose blocks would take registers that cost
-# the others their neighbours), and head sizes up to 128.
+# For bfloat16 on an H200: head sizes up to 64, the same under a mask, and head sizes up to 128. The first and the last were the
+# fastest of those tried there. Under a mask registers are held down to what the blocks without one need, by the compiler's count:
+# more of them would cost every block its neighbours on the chip.
 SETTINGS: dict[str, dict[str, tuple[Setting, Setting, Setting]]] = {
     "forward": {
         "sigmoid": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(128, 32, 4, 8)),
