@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +66,6 @@ class Case:
     change: Callable[[Inputs], Inputs] = lambda x: x
     only: Callable[[Kernel], bool] = lambda kernel: True
     instead: dict[str, Kernel] = field(default_factory=dict)
-    compiles: bool = False  # whether it needs kernels of its own
 
 
 def _with(x: Inputs, query: Tensor | None = None, key: Tensor | None = None, mask: Tensor | None = None) -> Inputs:
@@ -92,7 +90,7 @@ def _one_huge_bias(x: Inputs) -> Inputs:
 
 
 CASES = [
-    Case("random", compiles=True),
+    Case("random"),
     Case(
         "large norms",
         change=lambda x: _with(x, 4 * x.query, 4 * x.key),
@@ -102,22 +100,22 @@ CASES = [
     Case("equal keys", change=_equal_keys),
     Case("negative scores", change=_opposed),
     Case("bias -20", instead={"Sigmoid": Sigmoid(bias=-20.0)}, only=lambda kernel: isinstance(kernel, Sigmoid)),
-    Case("one huge bias", change=_one_huge_bias, compiles=True),
+    Case("one huge bias", change=_one_huge_bias),
     Case(
         "far from zero",
         change=lambda x: _with(x, x.query + 2, x.key + 2),
         only=lambda kernel: kernel.traits.stationary,
     ),
-    Case("odd length", extra=-17, compiles=True),
-    Case("causal", extra=-17, is_causal=True, compiles=True),
-    Case("head size 128", dim=128, compiles=True),
+    Case("odd length", extra=-17),
+    Case("causal", extra=-17, is_causal=True),
+    Case("head size 128", dim=128),
 ]
 
 
 def draw(case: Case, length: int, dtype: torch.dtype, device: str) -> Inputs:
     """The inputs of a case, rounded to the dtype: the truth starts from the same numbers."""
     generator = torch.Generator().manual_seed(len(case.name))
-    shape = (1, 2, length + case.extra, case.dim)
+    shape = (1, 8, length + case.extra, case.dim)  # enough pairs for `auto` to take what it takes of the timed ones
     query, key, value, upstream = torch.randn(4, *shape, generator=generator).to(device).unbind()
     made = case.change(Inputs(query, key, value, upstream))
     rounded = (x.to(dtype) for x in (made.query, made.key, made.value, made.upstream))
@@ -183,20 +181,37 @@ def check(variant: Variant, dtype: str, device: str, length: int = 1024, cases: 
         truth = results(widened(x), case, kernel, "reference")
         scales = {name: float((x.value if name == "out" else x.upstream).double().norm()) for name in NAMES}
         found, unfit = errors(got, truth, scales, bound)
+        reasons = [f"the true {', '.join(unfit)} does not fit {dtype}"] if unfit else []
+        if any(not float(e) <= bound for e in found.values()):
+            jumps = _jumps(x, truth, case, kernel, bound)
+            reasons += [f"the true {', '.join(jumps)} jumps with the last bits of float32"] if jumps else []
+            found = {name: e for name, e in found.items() if name not in jumps}
         verdict = "met" if all(float(e) <= bound for e in found.values()) else "MISSED"
         row |= {"errors": found, "verdict": verdict if found else "skipped"}
-        if unfit:
-            row["reason"] = f"the true {', '.join(unfit)} does not fit {dtype}"
+        if reasons:
+            row["reason"] = "; ".join(reasons)
         rows.append(row)
     return rows
 
 
-def rehearse(variant: str, dtype: str, case: str) -> None:
-    """Runs a check for the sake of what it compiles; what is wrong with it will be told when it counts."""
-    one = next(c for c in CASES if c.name == case)
+def _jumps(x: Inputs, truth: dict[str, Tensor], case: Case, kernel: Kernel, bound: float) -> list[str]:
+    """Whose truth changes by half the bound when inputs change by their last bits in float32, as a slope does at a kink.
+
+    The largest of 8 units in the last place: about what a sum of 64 products may lose.
+    """
+    moved = widened(x)
+    generator = torch.Generator(x.query.device).manual_seed(0)
+    for one in (moved.query, moved.key, moved.value):
+        noise = torch.rand(one.shape, generator=generator, device=one.device, dtype=one.dtype)
+        one.mul_(1 + 8 * torch.finfo(torch.float32).eps * (2 * noise - 1))
+    other = results(moved, case, kernel, "reference")
+    return [n for n in truth if float((other[n] - truth[n]).norm()) > bound / 2 * float(truth[n].norm())]
+
+
+def check_one(variant: str, dtype: str, device: str, length: int, case: int) -> list[dict]:
+    """One case of `check`, by names that travel between processes."""
     torch.set_float32_matmul_precision("highest")
-    with contextlib.suppress(Exception):
-        results(draw(one, 1024, getattr(torch, dtype), "cuda"), one, VARIANTS[variant].kernel, VARIANTS[variant].impl)
+    return check(VARIANTS[variant], dtype, device, length, CASES[case : case + 1])
 
 
 def refusal(rows: list[dict], variant: str, dtype: str, names: Iterable[str] = NAMES) -> str | None:

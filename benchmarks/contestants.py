@@ -175,6 +175,11 @@ FLASH = fused("flash SDPA", SDPBackend.FLASH_ATTENTION)
 UNNORMALISED = ("Sigmoid", "ReluSquared", "Gaussian raw")
 OURS = [ours(name) for name in (*UNNORMALISED, "Gaussian", "Softmax")]
 
+SWEEP = [
+    Setting("sweep", (max(16384 // length, 1), 8, length, 64))
+    for length in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+]
+
 FIELDS: dict[str, list[Contestant]] = {
     "bar": [
         *OURS,

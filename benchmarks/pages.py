@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import bars, cpu
 from benchmarks.accuracy import BOUNDS
-from benchmarks.contestants import Setting
+from benchmarks.contestants import SWEEP, Setting
 from benchmarks.timing import RESULTS, Outcome, kernels
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -93,12 +93,9 @@ def _cautions(result: dict[str, Any]) -> list[str]:
     told = []
     if result["machine"].get("kernels") != kernels():
         told.append("The fused kernels changed after this run; `make bench-gpu` measures them as they are now.")
-    run = {part["name"].split()[0] for part in result["parts"] if "skipped" not in part}
-    accurate = {
-        part["name"] for part in result["parts"] if part["name"].startswith("accuracy") and "skipped" not in part
-    }
-    missing = ["the sweep over n"] if "sweep" not in run else []
-    missing += [f"errors in {dtype}" for dtype in BOUNDS if f"accuracy {dtype}" not in accurate]
+    run = {part["name"] for part in result["parts"] if "skipped" not in part}
+    missing = [s.name for s in SWEEP if s.name not in run]
+    missing += [f"errors in {dtype}" for dtype in BOUNDS if f"accuracy {dtype}" not in run]
     if missing:
         told.append(f"The run ended before it came to: {', '.join(missing)}.")
     return [f"**{' '.join(told)}**", ""] if told else []

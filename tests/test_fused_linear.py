@@ -344,7 +344,7 @@ def test_sixteen_bits(sizes, dtype, causal):
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_reaches_later_rows_alone(number, spoiled):
     """As the other implementations have it: the whole row of every query that may attend to it, and no gradient of it."""
-    given = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 53, 8).unbind(), strict=True))
+    given = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 53, 8, device=DEVICE).unbind(), strict=True))
     given[spoiled][0, 1, 37, 3] = number
     leaves = [x.clone().requires_grad_() for x in given.values()]
     out = attend(*leaves, is_causal=True, kernel=FeatureMap("elu"), impl="linear")

@@ -132,7 +132,7 @@ def fused_case(name):
             (),
         ),
         "relu squared shared window": (
-            ReluSquared(PER_HEAD * 0.25).normalized(),
+            ReluSquared(PER_HEAD * 0.25).averaged(),  # normalised, it would not feel its scale
             (311, 311, 2, 128),
             lambda: {"attn_mask": masks.window(70, 9), "enable_gqa": True},
             (),
@@ -187,6 +187,19 @@ def test_fused_kernels_hide_numbers_that_are_not_finite(kernel):
         made.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
     for one, other in zip(*made, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kernel", [Gaussian(2.0), Gaussian(2.0, normalize=False), Sigmoid(), ReluSquared()], ids=repr)
+def test_a_query_that_is_not_finite_spoils_its_own_row_alone(kernel, is_causal):
+    """Rows share instructions (the sigmoid its reciprocals), not results."""
+    query, key, value = (torch.randn(1, 2, 256, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    wanted = attend(query, key, value, is_causal=is_causal, kernel=kernel, impl="triton")
+    query[:, :, 77, 5] = float("nan")
+    out = attend(query, key, value, is_causal=is_causal, kernel=kernel, impl="triton")
+    assert out[:, :, 77].isnan().all()
+    others = torch.arange(256, device="cuda") != 77
+    assert relative_error(out[:, :, others], wanted[:, :, others].double()) < 5e-3
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(), Gaussian(normalize=False), Sigmoid(bias=-20.0), Softmax()], ids=repr)

@@ -21,6 +21,8 @@ from heedful.ops.shield import shield
 
 # Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls.
 SMALL, MANY, FEW = 2**20, 2**24, 2**16
+# Up to so many pairs a GPU waits for the launches of fused kernels longer than it takes to write all coefficients out.
+BRIEF = 2**22
 
 # Memory that `linear` may take for its features where it saves arithmetic alone.
 ROOM = {"cpu": 2**28, "cuda": 2**32}
@@ -323,10 +325,10 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
     if IMPLEMENTATIONS["sdpa"].refuse(request) is None and not (fused and _costs_copies(request)):
         return "sdpa", IMPLEMENTATIONS["sdpa"].summary
     each = request.shape[-2] * request.shape[-1]
-    small = pairs(request) <= (MANY if each <= FEW else SMALL)
+    small = pairs(request) <= (BRIEF if fused else MANY if each <= FEW else SMALL)
     direct, why = (
         ("triton", IMPLEMENTATIONS["triton"].summary)
-        if fused
+        if fused and not small
         else ("reference", "few pairs: writing all coefficients out is fastest")
         if small
         else ("stream", "many pairs: blocks of rows keep memory linear")
@@ -342,7 +344,10 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
 
 
 def _fusing(request: Request) -> bool:
-    """Whether `auto` may take the fused kernels: 16 bit on a GPU, for which they are built and measured (docs/performance.md)."""
+    """Whether `auto` may take the fused kernels: 16 bit on a GPU, for which they are built and measured (docs/performance.md).
+
+    In float32 their products are three on the matrix unit: as fast forward as plain matrix products and slower backward.
+    """
     narrow = request.value.dtype in (torch.bfloat16, torch.float16)
     return narrow and request.query.device.type == "cuda" and IMPLEMENTATIONS["triton"].refuse(request) is None
 

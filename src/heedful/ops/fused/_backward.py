@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, tile, visible
+from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, place, tile, visible
 from heedful.ops.fused._forward import ROOM, stretch
 from heedful.ops.fused.activations import coefficient, slope
 
@@ -25,19 +25,12 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
 
     `again` is the query under another name: read through it behind the loop, it need not stay in registers.
     """
-    blocks = tl.cdiv(T.Q, C.BM)
-    pid = tl.program_id(0)
-    m = pid % blocks
-    if C.HIGH:
-        m = blocks - 1 - m
-    b, h = pid // blocks // T.H, pid // blocks % T.H
+    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
     g = h // (T.H // T.G)
     head = (b * T.H + h).to(tl.int64)
     rows, deep = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.D)
     inside = rows < T.Q
     alpha = tl.load(T.alpha + h)
-    q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
-    do = tile(do_, b, h, T.H, T.Q, m * C.BM, C.BM, C.E, C.FLAT)
     delta = (
         tl.load(delta_ + head * T.Q + rows, mask=inside, other=0.0) if C.DIVISION == 1 else tl.zeros([C.BM], tl.float32)
     )
@@ -63,6 +56,8 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
             return
     if C.PASS == 1:
         scale *= tl.exp2(-shift)
+    q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
+    do = tile(do_, b, h, T.H, T.Q, m * C.BM, C.BM, C.E, C.FLAT)
     last, first, full, least, end = stretch(m, b, h, T, C)
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
@@ -127,12 +122,16 @@ def walk_rows(
             t += of_pairs(rows[:, None], cols[None, :], b, h, T, C)
         if C.ACT == "exp" and C.PASS != 1 and (C.DISTANCE or C.DIVISION == 1):
             t -= shift[:, None]
+        if MASKED:
+            keep = visible(rows[:, None], cols[None, :], last, b, h, T, C)
+            if C.CLEAN and C.ACT == "sigmoid":
+                t = tl.where(keep, t, 0.0)
         p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
         if C.DIVISION == 1:
             dp -= delta[:, None]
         ds = slope(t, p, C.ACT, C.DEGREE) * dp
         if MASKED:
-            ds = tl.where(visible(rows[:, None], cols[None, :], last, b, h, T, C), ds, 0.0)
+            ds = tl.where(keep, ds, 0.0)
             if C.CLEAN:
                 k = clean(k)
         if (C.DISTANCE and not (C.ACT == "exp" and C.DIVISION == 1)) or C.GRADIENTS[1]:
@@ -154,12 +153,8 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
 
     `again` is the key under another name.
     """
-    blocks = tl.cdiv(T.K, C.BN)
-    pid = tl.program_id(0)
-    n, b, g = pid % blocks, pid // blocks // T.G, pid // blocks % T.G
+    n, b, g = place(T.K, T.G, C.BN, C.LOW and not C.HIGH, C)
     cols, deep, wide = n * C.BN + tl.arange(0, C.BN), tl.arange(0, C.D), tl.arange(0, C.E)
-    k = tile(k_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
-    v = tile(v_, b, g, T.G, T.K, n * C.BN, C.BN, C.E, C.FLAT)
     group = T.H // T.G
     if C.ALONE:
         alpha = tl.load(T.alpha + g)
@@ -173,6 +168,8 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
             late = tl.max(tl.abs(tl.where(seen, term, 0.0))) < ROOM
             if (C.PASS == 1) != late:
                 return
+        k = tile(k_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
+        v = tile(v_, b, g, T.G, T.K, n * C.BN, C.BN, C.E, C.FLAT)
         dk, dv, own, dright = of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, g, 1.0, T, C)
         if C.PASS == 1:
             scale = tl.exp2(tl.where(seen, term, 0.0))
@@ -188,6 +185,8 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
         dv = tl.where(seen[:, None], dv, 0.0)
         keep_own(dright_, dbias_, dright, tl.where(seen, own, 0.0), cols, seen, b, g, T, C)
     else:
+        k = tile(k_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
+        v = tile(v_, b, g, T.G, T.K, n * C.BN, C.BN, C.E, C.FLAT)
         dk = tl.zeros([C.BN, C.D], tl.float32)
         dv = tl.zeros([C.BN, C.E], tl.float32)
         for one in range(group):
@@ -291,6 +290,10 @@ def walk_columns(
             t += of_pairs(rows[None, :], cols[:, None], b, h, T, C)
         if (C.DISTANCE or C.BETA or C.BIAS == 1) and C.PASS != 1:
             t += term[:, None]
+        if MASKED or (C.LENGTHS and not C.ALONE):
+            keep = visible(rows[None, :], cols[:, None], last, b, h, T, C)
+            if C.CLEAN and C.ACT == "sigmoid":
+                t = tl.where(keep, t, 0.0)
         p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
         dp = tl.dot(v, do.T, input_precision=C.PRECISION)
         if C.DIVISION == 1:
@@ -302,7 +305,6 @@ def walk_columns(
             p *= share
             ds *= share
         if MASKED or (C.LENGTHS and not C.ALONE):
-            keep = visible(rows[None, :], cols[:, None], last, b, h, T, C)
             p = tl.where(keep, p, 0.0)
             ds = tl.where(keep, ds, 0.0)
             if C.CLEAN:

@@ -46,6 +46,7 @@ class Spec:
     PASS: int = 0  # 1: terms constant along a loop are multiplied in behind it where that is in range, 2: elsewhere
     PRECISION: str = "ieee"
     P: tl.dtype = tl.float32  # what coefficients are rounded to before they are multiplied
+    TOGETHER: int = 1  # heads whose blocks are taken in turns
     ALONE: bool = True  # no query head shares its keys
     GRADIENTS: tuple[bool, ...] = NONE  # wanted beside those of query, key, value: alpha, beta, left, right, bias
 
@@ -115,6 +116,21 @@ class Terms(NamedTuple):
     order_b: int = 0
     order_h: int = 0
     order_m: int = 0
+
+
+@triton.jit
+def place(length, heads, BLOCK: tl.constexpr, REVERSED: tl.constexpr, C: tl.constexpr):
+    """The block of a program, and its batch and head. Under causality the longest come first, those of a few heads together:
+    what is left to the end is short, and the keys of these heads stay near."""
+    blocks = tl.cdiv(length, BLOCK)
+    pid = tl.program_id(0)
+    first = pid // (blocks * C.TOGETHER) * C.TOGETHER
+    side = tl.minimum(tl.num_programs(0) // blocks - first, C.TOGETHER)
+    inside = pid - first * blocks
+    block, head = inside // side, first + inside % side
+    if REVERSED:
+        block = blocks - 1 - block
+    return block, head // heads, head % heads
 
 
 @triton.jit

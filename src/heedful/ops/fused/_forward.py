@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from heedful.ops.fused._blocks import base, clean, factor, not_finite, of_keys, of_pairs, tile, visible
+from heedful.ops.fused._blocks import base, clean, factor, not_finite, of_keys, of_pairs, place, tile, visible
 from heedful.ops.fused.activations import coefficient
 
 # How far, in powers of two, a term that is constant along a loop may be left out of the exponent and multiplied in behind it.
@@ -14,38 +14,34 @@ LITTLE = tl.constexpr(2.0**-60)
 
 
 @triton.jit
-def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr):
+def forward(q_, k_, v_, out_, stat_, done_, T, C: tl.constexpr):
     """BM rows of one head against every key they may attend to.
 
     `stat` keeps what backward needs of a divided row: log2 of the sum of an exponential kernel, else the divisor. Without the
-    constant of the row, where distances are taken: it cancels.
+    constant of the row, where distances are taken: it cancels. The second pass reads what the first one has left to it off the
+    NaN in `stat`, or off the zeros in `done`.
     """
-    blocks = tl.cdiv(T.Q, C.BM)
-    pid = tl.program_id(0)
-    m = pid % blocks
-    if C.HIGH:
-        m = blocks - 1 - m  # long rows first
-    b, h = pid // blocks // T.H, pid // blocks % T.H
+    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
     g = h // (T.H // T.G)
     head = (b * T.H + h).to(tl.int64)
     rows, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.E)
+    if C.PASS == 2:
+        told = tl.load(done_ + tl.program_id(0)) if C.DIVISION != 1 else told_by_rows(stat_, head, rows, T)
+        if told != 0:
+            return
     q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
     own = tl.zeros([C.BM], tl.float32)
     if C.DISTANCE:
+        own = tl.load(T.alpha + h) * C.UNIT * half_square(q)
+    if C.PASS == 1:
         # No exponent is above it: while it is small, the row's own term may wait, and no maximum need be kept.
-        own = tl.load(T.alpha + h) * C.UNIT * tl.load(T.hq + head * T.Q + rows, mask=rows < T.Q, other=0.0)
-    if C.PASS != 0:
         late = tl.max(own) < ROOM
-        if C.PASS == 1 and not late:
+        if C.DIVISION != 1:
+            tl.store(done_ + tl.program_id(0), late.to(tl.int32))
+        if not late:
             if C.DIVISION == 1:
                 tl.store(stat_ + head * T.Q + rows, own + float("nan"), mask=rows < T.Q)
             return
-        if C.PASS == 2:
-            if C.DIVISION == 1:
-                told = tl.load(stat_ + head * T.Q + rows, mask=rows < T.Q, other=0.0)
-                late = tl.max(tl.where(told != told, 1, 0)) == 0
-            if late:
-                return
     acc, total, top = sums(q, own, k_, v_, m, b, h, g, T, C)
     if C.PASS == 1:
         if C.DIVISION == 1:
@@ -68,6 +64,20 @@ def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr):
         acc.to(out_.dtype.element_ty),
         mask=(rows[:, None] < T.Q) & (wide[None, :] < C.WIDTH),
     )
+
+
+@triton.jit
+def half_square(x):
+    """Half the squared norm of every row."""
+    x = x.to(tl.float32)
+    return 0.5 * tl.sum(x * x, 1)
+
+
+@triton.jit
+def told_by_rows(stat_, head, rows, T):
+    """Whether the first pass has dealt with these rows: one that it has left has NaN."""
+    told = tl.load(stat_ + head * T.Q + rows, mask=rows < T.Q, other=0.0)
+    return tl.min(tl.where(told != told, 0, 1))
 
 
 @triton.jit
@@ -143,6 +153,8 @@ def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: 
         else:
             if C.DISTANCE and C.PASS != 1:
                 t -= own[:, None]
+            if MASKED and C.CLEAN and C.ACT == "sigmoid":
+                t = tl.where(keep, t, 0.0)  # it shares reciprocals: what is hidden must not spoil its neighbours
             p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
             if MASKED:
                 p = tl.where(keep, p, 0.0)

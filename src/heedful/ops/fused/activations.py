@@ -72,24 +72,34 @@ def _quick_sigmoid(t):
 
     The unit for reciprocals and exponentials is the narrowest of the chip. 1/a = (b c d) / (a b c d); beyond 2^30 the
     coefficient is one in any precision, and clipped there four factors cannot overflow. 2^t / (1 + 2^t) keeps its relative
-    precision however small it is, which a hyperbolic tangent would not.
+    precision however small it is, which a hyperbolic tangent would not. A thread holds two scores of one row, two of the row
+    eight below, and so on: four of one row go together, so that a NaN spoils its own row alone.
     """
     return tl.inline_asm_elementwise(
         """{
         .reg .f32 a0, a1, a2, a3, b0, b1, b2, b3, m0, m1, m, r;
-        ex2.approx.ftz.f32 a0, $4;  ex2.approx.ftz.f32 a1, $5;
-        ex2.approx.ftz.f32 a2, $6;  ex2.approx.ftz.f32 a3, $7;
+        ex2.approx.ftz.f32 a0, $8;  ex2.approx.ftz.f32 a1, $9;
+        ex2.approx.ftz.f32 a2, $12;  ex2.approx.ftz.f32 a3, $13;
         add.f32 b0, a0, 0f3F800000;  add.f32 b1, a1, 0f3F800000;
         add.f32 b2, a2, 0f3F800000;  add.f32 b3, a3, 0f3F800000;
         mul.f32 m0, b0, b1;  mul.f32 m1, b2, b3;  mul.f32 m, m0, m1;
         rcp.approx.ftz.f32 r, m;
         mul.f32 m, r, m1;  mul.f32 r, r, m0;
         mul.f32 a0, a0, b1;  mul.f32 a1, a1, b0;  mul.f32 a2, a2, b3;  mul.f32 a3, a3, b2;
-        mul.f32 $0, a0, m;  mul.f32 $1, a1, m;  mul.f32 $2, a2, r;  mul.f32 $3, a3, r;
+        mul.f32 $0, a0, m;  mul.f32 $1, a1, m;  mul.f32 $4, a2, r;  mul.f32 $5, a3, r;
+        ex2.approx.ftz.f32 a0, $10;  ex2.approx.ftz.f32 a1, $11;
+        ex2.approx.ftz.f32 a2, $14;  ex2.approx.ftz.f32 a3, $15;
+        add.f32 b0, a0, 0f3F800000;  add.f32 b1, a1, 0f3F800000;
+        add.f32 b2, a2, 0f3F800000;  add.f32 b3, a3, 0f3F800000;
+        mul.f32 m0, b0, b1;  mul.f32 m1, b2, b3;  mul.f32 m, m0, m1;
+        rcp.approx.ftz.f32 r, m;
+        mul.f32 m, r, m1;  mul.f32 r, r, m0;
+        mul.f32 a0, a0, b1;  mul.f32 a1, a1, b0;  mul.f32 a2, a2, b3;  mul.f32 a3, a3, b2;
+        mul.f32 $2, a0, m;  mul.f32 $3, a1, m;  mul.f32 $6, a2, r;  mul.f32 $7, a3, r;
         }""",
-        "=f,=f,=f,=f,f,f,f,f",
+        "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f",
         [tl.minimum(t, 30.0, propagate_nan=tl.PropagateNan.ALL)],
         dtype=tl.float32,
         is_pure=True,
-        pack=4,
+        pack=8,
     )
