@@ -410,7 +410,7 @@ Y = torch.zeros(2, 5, 12)
         (lambda: Block(12, 3, norm="batch"), "norm must be 'layer' or 'rms'"),
         (lambda: Encoder(12, 3, Softmax()), "kernels must be a list of kernels"),
         (lambda: Encoder(12, 3, []), "kernels must be a list of kernels"),
-        (lambda: Encoder(12, 3, ["softmax"]), "kernels must be a list of kernels"),
+        (lambda: Encoder(12, 3, ["softmux"]), "a layer is a kernel such as Softmax"),
     ],
 )
 def test_bad_layers_are_refused(make, told):

@@ -8,7 +8,8 @@ from heedful import InvalidArgument, Unsupported
 from heedful.bridges.rotation import attention_roles, llama_plan
 from heedful.lens.symmetry import check_equivariance, hadamard, rotate_
 from heedful.lens.symmetry._moves import haar
-from heedful.nn import Block, KnowledgeAttention
+from heedful.lens.symmetry._roles import known_roles
+from heedful.nn import Block, KnowledgeAttention, PrimalAttention
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -174,6 +175,8 @@ def integers():
             "random",
             "norm_first=True",
         ),
+        (lambda: Block(8, 2, kernel="none", norm="rms"), "random", "its attention is 'none'"),
+        (lambda: Block(8, 2, kernel="primal", norm="rms", max_len=5), "random", r"its attention is Primal\(rank=20"),
         (lambda: nn.MultiheadAttention(8, 2, kdim=5), "random", "do not live in the embedding of size 8"),
         (lambda: made("llama"), torch.eye(23), r"shape \(23, 23\), expected \(24, 24\)"),
         (lambda: made("llama"), torch.ones(24, 24), "not orthogonal"),
@@ -224,3 +227,9 @@ def test_what_was_done_is_told():
     assert done.to_dict()["outliers"][0]["layer"] == "model.layers.0"
     with pytest.raises(InvalidArgument, match="probe=inputs"):
         rotate_(nn.MultiheadAttention(8, 2)).plot()
+
+
+def test_roles_of_a_primal_layer_are_not_guessed():
+    for layer in (PrimalAttention(8, 2, max_len=5), Block(8, 2, kernel="primal", max_len=5)):
+        with pytest.raises(Unsupported, match="PrimalAttention reads its input head by head"):
+            known_roles(layer)

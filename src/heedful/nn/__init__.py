@@ -1,4 +1,4 @@
-"""Layers that learn: attention with any kernel, with knowledge, in blocks and encoders."""
+"""Layers that learn: attention with any kernel, with knowledge, in primal form, in blocks and encoders."""
 
 from heedful.nn._module import KernelParameters, Module
 from heedful.nn.attention import Attention
@@ -6,14 +6,36 @@ from heedful.nn.block import Block
 from heedful.nn.encoder import Encoder
 from heedful.nn.knowledge import Coefficients, KnowledgeAttention
 from heedful.nn.pair import PairAttention
+from heedful.nn.primal import (
+    Primal,
+    PrimalAttention,
+    PrimalDual,
+    PrimalScores,
+    PrimalState,
+    PrimalStep,
+    ksvd_loss,
+)
+from heedful.nn.uncertainty import GaussianProcessAttention, Marginal, Prediction, kl_loss, mc_predict
 
 __all__ = [
     "Attention",
     "Block",
     "Coefficients",
     "Encoder",
+    "GaussianProcessAttention",
     "KernelParameters",
     "KnowledgeAttention",
+    "Marginal",
     "Module",
     "PairAttention",
+    "Prediction",
+    "Primal",
+    "PrimalAttention",
+    "PrimalDual",
+    "PrimalScores",
+    "PrimalState",
+    "PrimalStep",
+    "kl_loss",
+    "ksvd_loss",
+    "mc_predict",
 ]

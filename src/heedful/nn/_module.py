@@ -15,6 +15,7 @@ from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
 from heedful._pretrained import read_folder, write_folder
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
+from heedful.nn._describe import Primal
 from heedful.ops import IMPLEMENTATIONS
 
 _PLACE = ("self", "device", "dtype")
@@ -45,7 +46,7 @@ class Module(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes `config.json` (class and arguments) and `model.safetensors` (parameters and buffers) into a folder."""
-        arguments = {name: _plain(value) for name, value in self.arguments().items()}
+        arguments = {name: to_plain(value) for name, value in self.arguments().items()}
         write_folder(folder, {"module": {"type": type(self).__name__, "arguments": arguments}}, self.state_dict())
 
     @classmethod
@@ -67,7 +68,7 @@ class Module(nn.Module):
         if not issubclass(made_by, cls):
             raise InvalidArgument(f"{folder} holds a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
         try:
-            module = made_by(**{name: _rich(value) for name, value in arguments.items()})
+            module = made_by(**{name: from_plain(value) for name, value in arguments.items()})
             module.load_state_dict(tensors, assign=True)
         except (HeedfulError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
             raise CorruptModel(f"{folder}: {kind} cannot be made from what was saved: {error}") from error
@@ -116,8 +117,7 @@ class KernelModule(Module):
                 raise InvalidArgument(
                     f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or num_heads = {num_heads}"
                 )
-        if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
-            raise InvalidArgument(f"dropout must lie in [0, 1); got {dropout!r}")
+        check_dropout(dropout)
         if impl != "auto" and impl not in IMPLEMENTATIONS:
             raise InvalidArgument(f"impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
         self.dropout, self.impl = dropout, impl
@@ -139,6 +139,11 @@ def check_positive(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
+
+
+def check_dropout(dropout: float) -> None:
+    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
+        raise InvalidArgument(f"dropout must lie in [0, 1); got {dropout!r}")
 
 
 def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int | None = None) -> None:
@@ -190,17 +195,23 @@ def layer_mask(
     return masks.from_multihead(attn_mask, key_padding_mask, is_causal, num_heads=num_heads)
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """An argument as JSON holds it."""
     if isinstance(value, Kernel):
         return {"kernel": value.to_dict()}
+    if isinstance(value, Primal):
+        return {"primal": value.to_dict()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(part) for part in value]
+        return [to_plain(part) for part in value]
     return value
 
 
-def _rich(value: Any) -> Any:
+def from_plain(value: Any) -> Any:
+    """The argument that `to_plain` wrote."""
     if isinstance(value, dict) and "kernel" in value:
         return Kernel.from_dict(value["kernel"])
+    if isinstance(value, dict) and "primal" in value:
+        return Primal.from_dict(value["primal"])
     if isinstance(value, list):
-        return [_rich(part) for part in value]
+        return [from_plain(part) for part in value]
     return value

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel
 from heedful.masks import Mask
-from heedful.nn._module import Module
+from heedful.nn._describe import Layer, Primal, find_layer
+from heedful.nn._module import Module, check_positive
 from heedful.nn.block import Activation, Block, Norm, make_norm
 
 
 class Encoder(Module):
-    """Blocks in a row, one per kernel in `kernels`, and a last normalisation where blocks normalise first.
+    """Blocks in a row, one per entry of `kernels`, and a last normalisation where blocks normalise first.
 
-    Without positions the encoder is permutation equivariant; it has no parameter that depends on the sequence's length.
+    An entry is a kernel, a `Primal()`, or one of the names `"softmax"`, `"linear"`, `"primal"`, `"none"`; see `Block`. With kernels
+    alone and without positions the encoder is permutation equivariant, and no parameter depends on the sequence's length;
+    primal layers know positions, and those with data-dependent weights need `max_len`.
 
     >>> import torch, heedful
     >>> encoder = heedful.nn.Encoder(32, 4, kernels=[heedful.Softmax(), heedful.Gaussian()])
     >>> encoder(torch.randn(2, 7, 32)).shape
     torch.Size([2, 7, 32])
+    >>> hybrid = heedful.nn.Encoder(32, 4, kernels=["softmax", "primal"], max_len=100)
     """
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        kernels: Sequence[Kernel],
+        kernels: Sequence[Layer],
         hidden: int | None = None,
         dropout: float = 0.0,
         *,
@@ -39,48 +43,55 @@ class Encoder(Module):
         bias: bool = True,
         num_kv_heads: int | None = None,
         impl: str = "auto",
+        max_len: int | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if (
-            isinstance(kernels, Kernel)
-            or not isinstance(kernels, Sequence)
-            or not kernels
-            or not all(isinstance(kernel, Kernel) for kernel in kernels)
-        ):
+        if isinstance(kernels, str) or not isinstance(kernels, Sequence) or not kernels:
             raise InvalidArgument(
                 f"kernels must be a list of kernels, one per layer, as [Softmax()] * 6; got {kernels!r:.100}"
             )
+        forms = [find_layer(kernel) for kernel in kernels]
         self.embed_dim, self.num_heads, self.dropout, self.activation = embed_dim, num_heads, dropout, activation
         self.norm_first, self.bias, self.impl = norm_first, bias, impl
-        self.norm = norm
+        self.norm, self.max_len = norm, max_len
         self.layers = nn.ModuleList(
             Block(
                 embed_dim,
                 num_heads,
                 hidden,
                 dropout,
-                kernel=kernel,
+                kernel=form,
                 activation=activation,
                 norm=norm,
                 norm_first=norm_first,
                 bias=bias,
                 num_kv_heads=num_kv_heads,
                 impl=impl,
+                max_len=max_len,
                 device=device,
                 dtype=dtype,
             )
-            for kernel in kernels
+            for form in forms
         )
         first = self.layers[0]
         assert isinstance(first, Block)
-        self.hidden, self.num_kv_heads = first.hidden, first.num_kv_heads
+        self.hidden, self.num_kv_heads = first.hidden, num_heads if num_kv_heads is None else num_kv_heads
         self.last_norm = make_norm(norm, embed_dim, bias, device, dtype) if norm_first else nn.Identity()
 
     @property
-    def kernels(self) -> list[Kernel]:
+    def kernels(self) -> list[Kernel | Primal | Literal["none"]]:
+        """What mixes tokens in each layer."""
         return [layer.kernel for layer in self.layers]  # type: ignore[misc]
+
+    def resize_(self, max_len: int) -> Self:
+        """Changes `max_len` of every layer that has one; parameters that change are new ones, so make the optimizer anew."""
+        check_positive(max_len=max_len)
+        for layer in self.layers:
+            layer.resize_(max_len)  # type: ignore[operator]
+        self.max_len = max_len
+        return self
 
     def forward(
         self,
@@ -89,7 +100,7 @@ class Encoder(Module):
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`."""
+        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`; primal layers take no `attn_mask`."""
         for layer in self.layers:
             x = layer(x, attn_mask, key_padding_mask, is_causal)
         return self.last_norm(x)

@@ -8,7 +8,7 @@ from torch import nn
 
 from heedful._errors import Unsupported
 from heedful.bridges.rotation import RotationPlan, attention_roles, llama_plan
-from heedful.nn import Attention, Block, KnowledgeAttention, PairAttention
+from heedful.nn import Attention, Block, GaussianProcessAttention, KnowledgeAttention, PairAttention, PrimalAttention
 
 # Parameters by the last part of their name; what is not named lives inside heads or hidden units and stays.
 KNOWN: dict[type, dict[str, str]] = {
@@ -36,6 +36,11 @@ def known_roles(module: Any) -> dict[str, str]:
     roles: dict[str, str] = {}
     for at, part in module.named_modules():
         before = f"{at}." if at else ""
+        if isinstance(part, PrimalAttention | GaussianProcessAttention):
+            raise Unsupported(
+                f"{type(part).__name__} reads its input head by head, so turning the embedding is no symmetry of it; give "
+                "roles={name: role} to try a transformation of your own"
+            )
         table = next((KNOWN[kind] for kind in type(part).__mro__ if kind in KNOWN), None)
         if isinstance(part, nn.TransformerEncoderLayer | Block):
             table = FEED_FORWARD
@@ -70,7 +75,12 @@ def rotation_plan(module: Any) -> RotationPlan:
 
 
 def _layer_plan(layer: Any) -> RotationPlan:
-    kind, size = type(layer).__name__, int(layer.self_attn.embed_dim)
+    kind = type(layer).__name__
+    if not isinstance(layer.self_attn, nn.MultiheadAttention | Attention):
+        raise Unsupported(
+            f"{kind} cannot be rotated: its attention is {layer.kernel!r}, and the rotation of a layer is known for kernels alone"
+        )
+    size = int(layer.self_attn.embed_dim)
     norms = {name: getattr(layer, name) for name in ("norm1", "norm2")}
     for name, norm in norms.items():
         if not isinstance(norm, nn.RMSNorm):

@@ -1,0 +1,115 @@
+"""What a layer of an encoder is, as data: a kernel, a primal layer, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from heedful._errors import InvalidArgument
+from heedful.kernels import Cosine, FeatureMap, Kernel, Polynomial, Softmax
+
+Sampling = Literal["segment_mean", "stride"]
+Weights = Literal["data", "static"]
+Causal = Literal[False, "cummean", "prefix"]
+MapName = Literal["cosine", "elu", "relu", "identity", "random"]
+
+_MAPS: dict[str, Kernel] = {
+    "cosine": Cosine(),
+    "elu": FeatureMap("elu", normalize=False),
+    "relu": FeatureMap("relu", normalize=False),
+    "identity": Polynomial(1, scale=1.0),
+    "random": FeatureMap("random", normalize=False),
+}
+
+
+def find_map(feature_map: MapName | Kernel) -> Kernel:
+    """The kernel whose features a primal layer takes of queries and keys."""
+    if isinstance(feature_map, str) and feature_map in _MAPS:
+        return _MAPS[feature_map]
+    if not isinstance(feature_map, Kernel):
+        raise InvalidArgument(
+            f"feature_map must be one of {', '.join(_MAPS)}, or a kernel with a finite feature map; got {feature_map!r:.100}"
+        )
+    if feature_map.tensors():
+        raise InvalidArgument(f"feature_map takes a kernel of plain numbers; got {feature_map!r:.100}")
+    return feature_map
+
+
+@dataclass(frozen=True)
+class Primal:
+    """A layer of Primal-Attention as data: it prints, compares, hashes and goes through JSON, as kernels do.
+
+    `Block` and `Encoder` take it where they take a kernel; the fields are arguments of `PrimalAttention`.
+
+    >>> from heedful.nn import Encoder, Primal
+    >>> Encoder(32, 4, kernels=["softmax", Primal(rank=8)], max_len=100).kernels[1]
+    Primal(rank=8, rank_multi=10, sampling='segment_mean', weights='data', causal=False, feature_map='cosine', track_loss=True)
+    """
+
+    rank: int = 20
+    rank_multi: int = 10
+    sampling: Sampling = "segment_mean"
+    weights: Weights | None = None
+    causal: Causal = False
+    feature_map: MapName | Kernel = "cosine"
+    track_loss: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "rank_multi"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
+        choices = {"sampling": get_args(Sampling), "weights": (*get_args(Weights), None), "causal": get_args(Causal)}
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if not any(value is one or (isinstance(value, str) and value == one) for one in known):
+                raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
+        if self.weights is None:
+            object.__setattr__(self, "weights", "static" if self.causal == "cummean" else "data")
+        if self.causal == "cummean" and self.weights == "data":
+            raise InvalidArgument(
+                "causal='cummean' takes weights='static': weights made of the data see the whole sequence; "
+                "causal='prefix' is the causal form with weights='data'"
+            )
+        if self.causal == "prefix" and self.weights == "static":
+            raise InvalidArgument(
+                "causal='prefix' takes weights='data': static weights have no sum over the past; use causal='cummean'"
+            )
+        find_map(self.feature_map)
+
+    def arguments(self) -> dict[str, Any]:
+        """The fields by name, as `PrimalAttention` takes them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready description, from which `from_dict` makes an equal one."""
+        kernel = self.feature_map
+        return self.arguments() | ({"feature_map": {"kernel": kernel.to_dict()}} if isinstance(kernel, Kernel) else {})
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Primal:
+        if not isinstance(data, dict) or not data.keys() <= {field.name for field in fields(Primal)}:
+            raise InvalidArgument(f"a primal layer's description is a dict of its fields; got {data!r:.200}")
+        given = data.get("feature_map")
+        made = {"feature_map": Kernel.from_dict(given.get("kernel", given))} if isinstance(given, dict) else {}
+        return Primal(**{**data, **made})
+
+
+LayerName = Literal["softmax", "linear", "primal", "none"]
+Layer = Kernel | Primal | LayerName
+"""What may stand for a layer: a kernel, a primal layer, or a name."""
+
+_NAMED: dict[str, Kernel | Primal] = {"softmax": Softmax(), "linear": FeatureMap("elu"), "primal": Primal()}
+
+
+def find_layer(layer: Any) -> Kernel | Primal | Literal["none"]:
+    """A layer by its name, or as it is."""
+    if isinstance(layer, Kernel | Primal):
+        return layer
+    if layer == "none":
+        return "none"
+    if isinstance(layer, str) and layer in _NAMED:
+        return _NAMED[layer]
+    raise InvalidArgument(
+        f"a layer is a kernel such as Softmax(), a Primal(), or one of 'softmax', 'linear', 'primal', 'none'; got {layer!r:.100}"
+    )

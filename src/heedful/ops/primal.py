@@ -1,0 +1,361 @@
+"""Primal-Attention: the scores of an asymmetric kernel SVD, and what is made of them, at linear cost."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from heedful import masks
+from heedful._errors import InvalidArgument, Unsupported
+from heedful.kernels import Cosine, Kernel, Polynomial
+from heedful.ops import linear
+from heedful.ops._request import Request, wide
+from heedful.ops.fused import primal_ops
+from heedful.ops.ksvd import lifted, lowered, relative_gap
+
+COSINE = Cosine()
+IDENTITY = Polynomial(1, scale=1.0)
+
+# Devices on which the fused kernels run. Tests add the CPU, where Triton's interpreter runs them.
+FUSED = frozenset({"cuda"})
+
+Reduction = Literal["per_sample", "batch"]
+Trace = Literal["param", "data"]
+Penalty = Literal["objective", "kkt"]
+
+
+class Scores(NamedTuple):
+    """The two projections of every token."""
+
+    e: Tensor  # [B, H, n, s]
+    r: Tensor  # [B, H, n, s]
+
+
+class Parts(NamedTuple):
+    """What the objective and the KKT residual need of one pass: its size does not depend on the length."""
+
+    energy_e: Tensor  # [B, H, s], sum over tokens of e^2
+    energy_r: Tensor  # [B, H, s]
+    tokens: Tensor  # [B], how many
+    w_e: Tensor  # [H, n', s], or [H, p, s] where weights are static
+    w_r: Tensor
+    data: Data | None  # None where every prefix has a kernel of its own
+
+
+class Data(NamedTuple):
+    """The same weights as they act on features, and what one multiplication by the Gram matrix makes of them."""
+
+    w_e: Tensor  # [B, H, p, s], or [H, p, s] where weights are static
+    w_r: Tensor
+    moment_e: Tensor  # [B, H, p, s], Phi_q^T E
+    moment_r: Tensor
+    sample: Tensor | None  # [B, H, n', p]
+
+
+class Folded(NamedTuple):
+    """Outputs of every head, and the parts of the loss where they were asked for."""
+
+    output: Tensor  # [B, H, n, v]
+    parts: Parts | None
+
+
+def sample(x: Tensor, rows: int, how: str, keep: Tensor | None = None) -> Tensor:
+    """`rows` vectors that stand for a sequence: `[B, n, d]` -> `[B, rows, d]`.
+
+    `"stride"` takes tokens at floor(m (n - 1) / (rows - 1)), `"segment_mean"` the means of the tokens from floor(m n / rows) up
+    to floor((m + 1) n / rows), of at least one each. Both count tokens where `keep` `[B, n]` is True, and are equal where
+    rows = n. Fewer tokens than rows are repeated; a sequence without tokens gives its last entry.
+    """
+    length, kind = x.shape[1], wide(x.dtype)
+    if length == 0:
+        return x.new_zeros(x.shape[0], rows, x.shape[-1])
+    row = torch.arange(rows, device=x.device)
+    count: Any = length if keep is None else keep.sum(dim=-1, keepdim=True)  # [B, 1]
+    last = length - 1 if keep is None else (count - 1).clamp_min(0)
+    if how == "stride":
+        return _take(x, row * last // max(rows - 1, 1), keep)
+    width = -(-length // rows)
+    if keep is None and width * rows == length:
+        return x.unflatten(1, (rows, width)).mean(dim=2, dtype=kind) if width > 1 else x
+    first = row * count // rows  # [rows] or [B, rows]
+    if width == 1:
+        return _take(x, first, keep)
+    size = ((row + 1) * count // rows - first).clamp_min(1)
+    inside = torch.arange(width, device=x.device)
+    share = (inside < size[..., None]).to(kind) / size[..., None]  # [..., rows, width]
+    # Places past a segment's end have no share; they stay on tokens all the same.
+    places = (first[..., None] + inside).flatten(-2).clamp_max(last)
+    taken = _take(x, places, keep).unflatten(1, (rows, width)).to(kind)
+    with exact(x):
+        return (share[..., None, :] @ taken)[..., 0, :]
+
+
+def _take(x: Tensor, rank: Tensor, keep: Tensor | None) -> Tensor:
+    """The tokens of these ranks, `[m]` or `[B, m]`, among those that are kept; where none is, the last of all."""
+    if keep is None:
+        return x.index_select(1, rank)
+    at = torch.searchsorted(keep.cumsum(dim=-1), (rank + 1).expand(x.shape[0], -1).contiguous())
+    return x.gather(1, at.clamp_max(x.shape[1] - 1)[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def features(query: Tensor, key: Tensor, feature_map: Kernel = COSINE) -> tuple[Tensor, Tensor]:
+    """Phi_q and Phi_k in the type sums are kept in."""
+    kind = wide(query.dtype)
+    query, key = query.to(kind), key.to(kind)
+    if type(feature_map) is Cosine:
+        return _unit(query), _unit(key)
+    made = feature_map.steady_features(query, key)
+    assert made is not None
+    return made[0].to(kind), made[1].to(kind)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x / max(||x||, 1e-12), as `torch.nn.functional.normalize`, whose backward pass takes twice as long."""
+    return x * x.square().sum(dim=-1, keepdim=True).clamp_min(1e-24).rsqrt()
+
+
+def primal_attention(
+    query: Tensor,
+    key: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    *,
+    feature_map: Kernel = COSINE,
+    is_causal: bool = False,
+) -> Scores:
+    r"""The scores of an asymmetric kernel SVD: $E = \Phi_q F^T W_e$, $R = \Phi_k F^T W_r$ (Chen et al. 2023).
+
+    Shapes: query and key `[B, H, n, p]`, sample F `[B, H, m, p]`, weights `[H, m, s]` or `[B, H, m, s]`; without a sample
+    the weights are `[H, p', s]` and act on features as they are. E is unnormalised linear attention with queries Phi_q,
+    keys F and values W_e, which are learned and tied to positions. With `is_causal`, token i reads rows 0..i of the sample,
+    which has one row per token, by the same chunks that serve causal feature maps.
+
+    >>> import torch
+    >>> from heedful.ops.primal import primal_attention
+    >>> x, w = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 7, 4)
+    >>> primal_attention(x, x, x, *w.unbind(), is_causal=True).e.shape
+    torch.Size([2, 3, 7, 4])
+    """
+    with exact(query):
+        phi_q, phi_k = features(query, key, feature_map)
+        w_e, w_r = w_e.to(phi_q.dtype), w_r.to(phi_q.dtype)
+        sample = None if sample is None else sample.to(phi_q.dtype)
+        if sample is None or not is_causal:
+            return Scores(phi_q @ lowered(w_e, sample), phi_k @ lowered(w_r, sample))
+        e, r = (
+            linear.run(Request(phi, sample, w.expand(*sample.shape[:-1], -1), IDENTITY, masks.causal))
+            for phi, w in ((phi_q, w_e), (phi_k, w_r))
+        )
+        return Scores(e, r)
+
+
+def folded(
+    query: Tensor,
+    key: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    bias: Tensor | None = None,
+    keep: Tensor | None = None,
+    *,
+    feature_map: Kernel = COSINE,
+    parts: bool = True,
+) -> Folded:
+    r"""$[E, R]\,C^T + b$ and what the loss needs, without writing E or R (Chen et al. 2023).
+
+    $$O = \Phi_q (F^T W_e C_e^T) + \Phi_k (F^T W_r C_r^T) + b, \qquad
+    \textstyle\sum_i e_{ic}^2 = \big[W_{e|X}^T (\Phi_q^T M \Phi_q)\, W_{e|X}\big]_{cc},\quad W_{e|X} = F^T W_e,$$
+
+    with M = diag(keep). Shapes as in `primal_attention`; c_e and c_r `[v, s]`, bias `[v]`, keep `[B, n]` (True counts).
+    Output in the dtype of the query; sums in float32 or wider.
+    """
+    if _fusable(query, key, c_e, feature_map):
+        pair = torch.stack((query.transpose(1, 2), key.transpose(1, 2)), dim=2)
+        return _fused(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
+    with exact(query):
+        phi_q, phi_k = (phi.contiguous() for phi in features(query, key, feature_map))
+        kind = phi_q.dtype
+        w_e, w_r, c_e, c_r = (x.to(kind) for x in (w_e, w_r, c_e, c_r))
+        sample = None if sample is None else sample.to(kind)
+        on_e, on_r = (lowered(w, sample) for w in (w_e, w_r))  # [(B,) H, p, s]
+        out = _two_products(phi_q, on_e @ c_e.mT, phi_k, on_r @ c_r.mT, None if bias is None else bias.to(kind))
+        made = None
+        if parts:
+            phi_q, phi_k = kept(phi_q, keep), kept(phi_k, keep)
+            moment_e, moment_r = (phi.mT @ phi @ on for phi, on in ((phi_q, on_e), (phi_k, on_r)))
+            energy_e, energy_r = (on_e * moment_e).sum(dim=-2), (on_r * moment_r).sum(dim=-2)
+            data = Data(on_e, on_r, moment_e, moment_r, sample)
+            made = Parts(energy_e, energy_r, counted(query, keep), w_e, w_r, data)
+        return Folded(out.to(query.dtype), made)
+
+
+def folded_pair(
+    pair: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    bias: Tensor | None = None,
+    keep: Tensor | None = None,
+    *,
+    feature_map: Kernel = COSINE,
+    parts: bool = True,
+) -> Folded:
+    """`folded` of queries and keys as one linear map makes them, `[B, n, 2, H, p]`: on a GPU neither is copied."""
+    query, key = (x.transpose(1, 2) for x in pair.unbind(2))
+    if _fusable(query, key, c_e, feature_map):
+        return _fused(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
+    return folded(query, key, sample, w_e, w_r, c_e, c_r, bias, keep, feature_map=feature_map, parts=parts)
+
+
+def _fusable(query: Tensor, key: Tensor, c_e: Tensor, feature_map: Kernel) -> bool:
+    """Whether the fused kernels serve: cosine features of 16-bit or float32 tensors on a GPU."""
+    plain = type(feature_map) is Cosine and query.dtype == key.dtype
+    return plain and primal_ops.usable(query, c_e.shape[-2], FUSED)
+
+
+def _fused(
+    pair: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    bias: Tensor | None,
+    keep: Tensor | None,
+    parts: bool,
+) -> Folded:
+    """Both sides in one stack: the device waits for few launches, and reads queries and keys once."""
+    with exact(pair):
+        kind = torch.float32
+        sample = None if sample is None else sample.to(kind)
+        weights = torch.stack((w_e, w_r), dim=-4).to(kind)  # [(B,) 2, H, m, s]
+        readers = torch.stack((c_e, c_r)).to(kind)  # [2, (H,) v, s]
+        on = lowered(weights, None if sample is None else sample[:, None])  # [(B,) 2, H, p, s]
+        on = on.expand(pair.shape[0], *on.shape[-4:])
+        out, gram = primal_ops.primal_fold(pair, on @ readers.view(2, -1, *readers.shape[-2:]).mT, bias, keep, parts)
+        made = None
+        if parts:
+            moment = gram @ on
+            energy = (on * moment).sum(dim=-2)
+            data = Data(on[:, 0], on[:, 1], moment[:, 0], moment[:, 1], sample)
+            tokens = counted(pair.transpose(1, 2), keep)
+            made = Parts(energy[:, 0], energy[:, 1], tokens, w_e.to(kind), w_r.to(kind), data)
+        return Folded(out.transpose(1, 2), made)
+
+
+def _two_products(a: Tensor, m: Tensor, b: Tensor, n: Tensor, bias: Tensor | None) -> Tensor:
+    """a m + b n + bias, `[B, H, rows, p] @ [(B,) H, p, v]`, as two matrix products of which each adds to what it finds."""
+    lead, rows = a.shape[:2], a.shape[2]
+    a, b = a.flatten(0, 1), b.flatten(0, 1)
+    m, n = (x.expand(*lead, *x.shape[-2:]).flatten(0, 1) for x in (m, n))
+    out = a @ m if bias is None else torch.baddbmm(bias.expand(a.shape[0], rows, -1), a, m)
+    return torch.baddbmm(out, b, n).unflatten(0, lead)
+
+
+def read(scores: Scores, c_e: Tensor, c_r: Tensor, bias: Tensor | None) -> Tensor:
+    """E c_e^T + R c_r^T + bias of scores that were written out, in their type."""
+    with exact(scores.e):
+        out = scores.e @ c_e.mT.to(scores.e.dtype) + scores.r @ c_r.mT.to(scores.e.dtype)
+        return out if bias is None else out + bias.to(out.dtype)
+
+
+def scored(scores: Scores, w_e: Tensor, w_r: Tensor, keep: Tensor | None) -> Parts:
+    """The parts of scores that were written out, as the causal prefix form does."""
+    energy_e, energy_r = (kept(part, keep).square().sum(dim=-2) for part in scores)
+    kind = energy_e.dtype
+    return Parts(energy_e, energy_r, counted(scores.e, keep), w_e.to(kind), w_r.to(kind), data=None)
+
+
+def kept(x: Tensor, keep: Tensor | None) -> Tensor:
+    """`[B, H, n, p]`, zero at padding."""
+    return x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0)
+
+
+def counted(tokens: Tensor, keep: Tensor | None) -> Tensor:
+    """How many tokens each sequence of `[B, H, n, p]` has, `[B]`."""
+    kind = wide(tokens.dtype)
+    if keep is None:
+        return torch.full(tokens.shape[:1], tokens.shape[2], dtype=kind, device=tokens.device)
+    return keep.sum(dim=-1).to(kind)
+
+
+def objective(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample", trace: Trace = "param") -> Tensor:
+    r"""J of the asymmetric kernel SVD, `[B]` for `"per_sample"`, a number for `"batch"` (Chen et al. 2023).
+
+    $$J = \tfrac12 \mathrm{mean}_{h,i} \|\lambda_h \odot e_{hi}\|^2 + \tfrac12 \mathrm{mean}_{h,i} \|\lambda_h \odot r_{hi}\|^2
+    - \mathrm{mean}_h\, \mathrm{tr}(W_{e,h}^T W_{r,h})$$
+
+    Means are over the tokens that count, of each sequence or of the whole batch; a sequence without tokens has J = 0.
+    `trace="data"` takes the weights as they act on features, $W_{e|X}$ and $W_{r|X}$: of each sequence, or their mean over the
+    batch. At every stationary point J = 0, but not the other way round: see `kkt_residual`.
+    """
+    _check(reduction, trace)
+    if trace == "data" and parts.data is None:
+        raise Unsupported(
+            "trace='data' needs one set of weights per sequence, but causal='prefix' has one per token; use trace='param'"
+        )
+    energy = (parts.energy_e + parts.energy_r) * lam.to(parts.energy_e.dtype).square()
+    quadratic = energy.sum(dim=-1).mean(dim=-1) / 2  # [B]
+    there = (parts.tokens > 0).to(quadratic.dtype)
+    w_e, w_r = (parts.w_e, parts.w_r) if trace == "param" or parts.data is None else parts.data[:2]
+    product = (w_e * w_r).sum(dim=(-2, -1)).mean(dim=-1)  # [B], or () for weights that all sequences share
+    if reduction == "per_sample":
+        return (quadratic / parts.tokens.clamp_min(1) - product) * there
+    product = (product * there).sum() / there.sum().clamp_min(1)
+    return quadratic.sum() / parts.tokens.sum().clamp_min(1) - product
+
+
+def residual(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample") -> Tensor:
+    r"""The KKT residual of `heedful.ops.ksvd.kkt_residual` with $\Lambda = \mathrm{diag}(\lambda^2) / n$.
+
+    `[B, H]` for `"per_sample"`: is each sequence's kernel decomposed? `[H]` for `"batch"`: is the kernel of all tokens of the
+    batch, with features F phi, decomposed? A sequence without tokens has residual 0.
+    """
+    _check(reduction)
+    if parts.data is None:
+        raise Unsupported(
+            "causal='prefix' has a kernel for every prefix, so no single decomposition to check; use causal=False"
+        )
+    pull_e, pull_r = (lifted(moment, parts.data.sample) for moment in (parts.data.moment_e, parts.data.moment_r))
+    weights = lam.to(pull_e.dtype).square()[:, None, :]
+    if reduction == "batch":
+        pull_e, pull_r, count = pull_e.sum(dim=0), pull_r.sum(dim=0), parts.tokens.sum()
+    else:
+        count = parts.tokens[:, None, None, None]
+    weights = weights / count.clamp_min(1)
+    gap = relative_gap(pull_e * weights, pull_r * weights, parts.w_e, parts.w_r)
+    return gap if reduction == "batch" else gap * (parts.tokens > 0)[:, None]
+
+
+def penalty(
+    parts: Parts, lam: Tensor, reduction: Reduction = "per_sample", trace: Trace = "param", kind: Penalty = "objective"
+) -> Tensor:
+    """What is added to a loss, a number: the mean of J^2, or of the KKT residual, over sequences that have tokens."""
+    if kind not in get_args(Penalty):
+        raise InvalidArgument(f"penalty must be one of {', '.join(get_args(Penalty))}; got {kind!r}")
+    if kind == "kkt":
+        each = residual(parts, lam, reduction).mean(dim=-1)
+    else:
+        each = objective(parts, lam, reduction, trace).square()
+    return each if reduction == "batch" else each.sum() / (parts.tokens > 0).sum().clamp_min(1)
+
+
+def _check(reduction: str, trace: str = "param") -> None:
+    for name, value, known in (("reduction", reduction, get_args(Reduction)), ("trace", trace, get_args(Trace))):
+        if value not in known:
+            raise InvalidArgument(f"{name} must be one of {', '.join(known)}; got {value!r}")
+
+
+def exact(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast has had its say in the dtype of the inputs; inside, sums keep the precision they ask for."""
+    kind = x.device.type
+    autocasting = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if autocasting else nullcontext()

@@ -1,0 +1,168 @@
+"""Primal-Attention by fused kernels: what the plain operations give, and nothing written that they would not read again."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the fused kernels need triton, which exists for Linux")
+
+from heedful import Unsupported
+from heedful.nn import Encoder, PrimalAttention, ksvd_loss
+from heedful.ops import primal
+from heedful.ops.fused import primal_ops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _on_any_device(monkeypatch):
+    monkeypatch.setattr(primal, "FUSED", frozenset({DEVICE}))
+    torch.manual_seed(0)
+
+
+def inputs(batch=2, heads=3, n=37, size=8, rows=11, rank=5, width=None, dtype=torch.float32, per_head=False):
+    width = rank if per_head else width or size
+    reader = (heads, width, rank) if per_head else (width, rank)
+    shapes = [
+        (batch, n, 2, heads, size),
+        (batch, heads, rows, size),
+        *[(heads, rows, rank)] * 2,
+        *[reader] * 2,
+        (width,),
+    ]
+    return [torch.randn(shape, device=DEVICE).to(dtype).requires_grad_() for shape in shapes]
+
+
+def outcome(leaves, keep, fused, monkeypatch, parts=True):
+    """Output, J and KKT residual, and the gradients of a mixture of them."""
+    with monkeypatch.context() as patched:
+        if not fused:
+            patched.setattr(primal, "FUSED", frozenset())
+        out, made = primal.folded_pair(*leaves, keep, parts=parts)
+    generator = torch.Generator().manual_seed(1)
+    loss = (out * torch.randn(out.shape, generator=generator).to(out)).sum()
+    found = [out]
+    if parts:
+        heads, _, rank = leaves[2].shape
+        lam = torch.linspace(0.5, 2.0, heads * rank, device=DEVICE, dtype=made.energy_e.dtype).view(heads, rank)
+        told = [primal.objective(made, lam), primal.objective(made, lam, trace="data"), primal.residual(made, lam)]
+        loss = loss + sum((number.square() * 3).sum() for number in told)
+        found += told
+    return found + list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None]))
+
+
+def assert_same(leaves, keep, monkeypatch, bound, parts=True):
+    found = outcome(leaves, keep, True, monkeypatch, parts)
+    exact = [None if x is None else x.detach().double().requires_grad_() for x in leaves]
+    wanted = outcome(exact, keep, False, monkeypatch, parts)
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        error = float((one.double() - other).norm() / other.norm().clamp_min(1e-3))
+        assert error < bound, error
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"n": 1}, {"n": 64, "size": 16}, {"size": 40, "width": 24, "rank": 13}, {"per_head": True}], ids=str
+)
+def test_values_and_gradients(sizes, padded, monkeypatch):
+    leaves = inputs(**sizes)
+    n = leaves[0].shape[1]
+    keep = torch.arange(n, device=DEVICE) < torch.tensor([[n], [n // 2]], device=DEVICE) if padded else None
+    assert_same(leaves, keep, monkeypatch, 2e-5)
+
+
+def test_without_parts_bias_or_sample(monkeypatch):
+    leaves = inputs()
+    assert_same([*leaves[:-1], None], None, monkeypatch, 2e-5)
+    assert_same(leaves, None, monkeypatch, 2e-5, parts=False)
+    static = inputs(rows=8)
+    assert_same([static[0], None, *static[2:]], None, monkeypatch, 2e-5)
+
+
+def test_vectors_of_length_zero(monkeypatch):
+    """phi(0) = 0, as with torch's normalize."""
+    leaves = inputs()
+    with torch.no_grad():
+        leaves[0][0, 3] = 0.0
+    out, _ = primal.folded_pair(*leaves)
+    torch.testing.assert_close(out[0, :, 3], leaves[-1].expand(3, -1))
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_separate_queries_and_keys(monkeypatch):
+    leaves = inputs()
+    query, key = (x.transpose(1, 2) for x in leaves[0].unbind(2))
+    torch.testing.assert_close(primal.folded(query, key, *leaves[1:]).output, primal.folded_pair(*leaves).output)
+
+
+def test_the_same_bits_again():
+    leaves = inputs(n=200)
+    once, again = (torch.autograd.grad(primal.folded_pair(*leaves)[0].sum(), leaves) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+
+
+def test_the_layer_takes_them(monkeypatch):
+    layer = PrimalAttention(24, 3, rank=4, max_len=50, device=DEVICE)
+    x = torch.randn(2, 29, 24, device=DEVICE)
+    mask = torch.zeros(2, 29, dtype=torch.bool, device=DEVICE)
+    mask[1, 20:] = True
+    calls = []
+    kernel = primal_ops.primal_fold
+    monkeypatch.setattr(primal_ops, "primal_fold", lambda *args: calls.append(1) or kernel(*args))
+    found = layer(x, mask), layer.ksvd_loss()
+    assert calls
+    monkeypatch.setattr(primal, "FUSED", frozenset())
+    torch.testing.assert_close(found, (layer(x, mask), layer.ksvd_loss()), rtol=1e-4, atol=1e-5)
+
+
+def test_an_encoder_trains_through_them():
+    model = Encoder(24, 3, ["softmax", "primal"], max_len=40, device=DEVICE)
+    (model(torch.randn(2, 17, 24, device=DEVICE)).square().mean() + ksvd_loss(model)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_operators_are_sound():
+    leaves = inputs(n=19)
+    keep = torch.arange(19, device=DEVICE).expand(2, -1) < 13
+    mix = torch.randn(2, 2, 3, 8, 8, device=DEVICE, requires_grad=True)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    for arguments in ((leaves[0], mix, leaves[-1], keep, True), (leaves[0], mix, None, None, False)):
+        torch.library.opcheck(torch.ops.heedful.primal_fold.default, arguments, test_utils=tests)
+
+
+def test_compiles_without_a_graph_break():
+    layer = PrimalAttention(24, 3, rank=4, max_len=50, device=DEVICE)
+
+    def step(x):
+        return layer(x).square().mean() + layer.ksvd_loss()
+
+    x = torch.randn(2, 29, 24, device=DEVICE)
+    wanted = step(x)
+    torch.testing.assert_close(torch.compile(step, fullgraph=True, backend="aot_eager")(x), wanted)
+
+
+def test_no_second_derivative():
+    leaves = inputs()
+    out, _ = primal.folded_pair(*leaves)
+    (first,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
+    with pytest.raises(Unsupported, match="second derivatives"):
+        first.sum().backward()
+
+
+def test_what_they_do_not_take():
+    x = torch.randn(1, 2, 5, 8, device=DEVICE)
+    assert primal_ops.usable(x, 8, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 8, frozenset())
+    assert not primal_ops.usable(x.double(), 8, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 129, frozenset({DEVICE}))
+    assert not primal_ops.usable(x[:, :, :0], 8, frozenset({DEVICE}))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter multiplies bfloat16 wrongly; needs a CUDA device")
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2e-2), (torch.float16, 5e-3)], ids=str)
+@pytest.mark.parametrize("size", [32, 64, 80, 128])
+def test_sixteen_bits(size, dtype, bound, monkeypatch):
+    leaves = inputs(heads=4, n=1031, size=size, rows=200, rank=20, dtype=dtype)
+    keep = torch.arange(1031, device=DEVICE) < torch.tensor([[1031], [700]], device=DEVICE)
+    assert_same(leaves, keep, monkeypatch, bound)
