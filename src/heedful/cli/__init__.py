@@ -13,6 +13,7 @@ import typer
 
 from heedful import __version__
 from heedful._errors import HeedfulError, InvalidArgument
+from heedful.cli.fit import fit, predict
 from heedful.cli.plan import plan, seprank
 from heedful.cli.symmetry import symmetry
 
@@ -146,6 +147,8 @@ def _reproduce(
     typer.echo(f"{table}\n\nwritten to {file}")
 
 
+app.command("fit")(fit)
+app.command("predict")(predict)
 app.command("symmetry")(symmetry)
 app.command("plan")(plan)
 app.command("seprank")(seprank)

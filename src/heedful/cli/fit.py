@@ -1,0 +1,198 @@
+"""`heedful fit` and `heedful predict`: a file in, a model folder out, and its answers for another file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from heedful.series import SeriesClassifier, SeriesData
+
+__all__ = ["fit", "predict"]
+
+# Kind of data -> endings of the files that hold it.
+TASKS = {"series": (".npz", ".ts")}
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Task = Annotated[
+    str | None, typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+
+
+def fit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="series.npz with X and y, or X_train and y_train; or .ts.")],
+    out: Annotated[Path, typer.Option(help="The model's folder.")],
+    task: Task = None,
+    attention: Annotated[
+        str, typer.Option(help="softmax, primal, linear, none; or a layer each: softmax+primal.")
+    ] = "softmax+primal",
+    layers: Annotated[int | None, typer.Option(help="Layers; the first name is repeated.", show_default="2")] = None,
+    embed_dim: Annotated[int, typer.Option(help="Width of the network.")] = 64,
+    heads: Annotated[int, typer.Option(help="Heads; they must divide the width.")] = 8,
+    dropout: Annotated[float, typer.Option(help="Dropout.")] = 0.1,
+    rank: Annotated[int, typer.Option(help="Rank of primal layers.")] = 10,
+    eta: Annotated[float, typer.Option(help="Weight of the primal layers' loss.")] = 0.1,
+    head: Annotated[str, typer.Option(help="flatten (weights for each step) or mean.")] = "flatten",
+    epochs: Annotated[int, typer.Option(help="At most so many passes over the data.")] = 100,
+    batch_size: Annotated[int | None, typer.Option(help="Series in a batch.", show_default="16 to 256, by their number")] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    held_out: Annotated[float, typer.Option(help="Part of the series to hold out; 0 for none.")] = 0.2,
+    patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before it stops.")] = 20,
+    seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
+    device: Device = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Trains a classifier on the series of a file and saves it to a folder.
+
+    A call that was killed goes on when it is made again: it loses one epoch
+    at most.
+    """
+    _wait_asleep()
+    from heedful.series import SeriesClassifier, read
+
+    _task(task, file)
+    folder = _free(out, overwrite)
+    data = read(file)
+    if data.y is None:
+        raise InvalidArgument(f"{file} holds series without labels; add y, one label for each series")
+    checkpoints = folder / "checkpoints"
+    options: dict[str, Any] = {
+        "layers": layers, "embed_dim": embed_dim, "num_heads": heads, "dropout": dropout, "rank": rank, "eta": eta, "head": head,
+        "epochs": epochs, "batch_size": "auto" if batch_size is None else batch_size, "lr": lr, "validation_fraction": held_out or None,
+        "patience": patience, "random_state": seed, "device": device, "progress": not quiet, "checkpoint_dir": checkpoints,
+    }  # fmt: skip
+    model = SeriesClassifier(attention, **options)
+    try:
+        model.fit(data.X, data.y)
+    except KeyboardInterrupt:
+        typer.echo("heedful: stopped; the same call goes on after the last whole epoch", err=True)
+        raise typer.Exit(130) from None
+    model.set_params(checkpoint_dir=None, progress=False)
+    model.save_pretrained(folder)
+    for left in checkpoints.glob("*.ckpt*"):
+        left.unlink()
+    with suppress(OSError):  # something of the user's lies there
+        checkpoints.rmdir()
+    told = _told(model, data) | {"saved": str(folder)}
+    typer.echo(json.dumps(told, indent=2) if as_json else _summary(told))
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that heedful fit wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="series.npz with X or X_test; or .ts.")],
+    out: Annotated[Path | None, typer.Option(help="Write the table here.", show_default="to standard output")] = None,
+    proba: Annotated[bool, typer.Option("--proba", help="A column of probabilities for each class.")] = False,
+    task: Task = None,
+    device: Device = "auto",
+) -> None:
+    """Writes what a saved model says of a file's series: a table, a line each.
+
+    Where the file has labels, the accuracy goes to standard error.
+    """
+    _wait_asleep()
+    from heedful.bridges.estimator import Estimator
+    from heedful.series import SeriesClassifier, read
+
+    _task(task, file)
+    if out is not None and not out.expanduser().absolute().parent.is_dir():
+        raise InvalidArgument(f"there is no folder {out.expanduser().absolute().parent}; make it first")
+    model = Estimator.from_pretrained(folder)
+    if not isinstance(model, SeriesClassifier):
+        raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which does not read series")
+    data = read(file, "test")
+    model.set_params(device=device)
+    with _warnings_in_a_line():
+        probabilities = model.predict_proba(data.X)
+    answers = model.classes_[probabilities.argmax(1)]
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["case", "prediction", *(map(str, model.classes_) if proba else ())])
+    for at, (answer, row) in enumerate(zip(answers.tolist(), probabilities.tolist(), strict=True)):
+        rows.writerow([at, answer, *(f"{part:.6g}" for part in (row if proba else ()))])
+    if out is None:
+        typer.echo(table.getvalue(), nl=False)
+    else:
+        out.expanduser().write_text(table.getvalue())
+        typer.echo(f"{len(answers)} answers written to {out}")
+    if data.y is not None:
+        right = _agreement(answers, data.y)
+        typer.echo(f"accuracy {right:.4f} on {len(answers)} labelled series", err=True)
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: typer.echo(f"heedful: {message}", err=True)
+        yield
+
+
+def _agreement(answers: np.ndarray, labels: np.ndarray) -> float:
+    """The part of the answers that is right; numbers are compared as numbers, strings with whatever by their text."""
+    if "U" in answers.dtype.kind + labels.dtype.kind:
+        answers, labels = answers.astype(str), labels.astype(str)
+    return float((answers == labels).mean())
+
+
+def _wait_asleep() -> None:
+    # Read when torch is loaded: waiting threads sleep. Spinning, they slow this down manifold on a machine with other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _task(task: str | None, file: Path) -> str:
+    """What the file holds, as it was said or by its ending."""
+    if task is not None and task not in TASKS:
+        raise InvalidArgument(f"--task must be one of {', '.join(TASKS)}; got {task!r}")
+    fitting = [name for name, endings in TASKS.items() if file.suffix in endings]
+    if task is None and not fitting:
+        known = "; ".join(f"{name}: {', '.join(endings)}" for name, endings in TASKS.items())
+        raise InvalidArgument(f"cannot tell from its ending what {file} holds; files that are read: {known}")
+    return task or fitting[0]
+
+
+def _free(out: Path, overwrite: bool) -> Path:
+    folder = out.expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"{folder} is a file; name a folder")
+    if (folder / "config.json").exists() and not overwrite:
+        raise InvalidArgument(f"{folder} holds a model; name another folder, or give --overwrite to replace it")
+    return folder
+
+
+def _told(model: SeriesClassifier, data: SeriesData) -> dict[str, Any]:
+    done = model.training_
+    return {
+        "data": repr(data),
+        "epochs": len(done.epochs),
+        "best_epoch": done.best,
+        "resumed_after_epoch": done.resumed or None,
+        "held_out_accuracy": done.measured.get("accuracy"),
+        "held_out_loss": done.measured.get("loss"),
+    }
+
+
+def _summary(told: dict[str, Any]) -> str:
+    def lines() -> Iterator[str]:
+        yield told["data"]
+        again = f", going on after epoch {told['resumed_after_epoch']}" if told["resumed_after_epoch"] else ""
+        yield f"trained for {told['epochs']} epochs{again}; the best is {told['best_epoch']}"
+        if told["held_out_accuracy"] is not None:
+            yield f"held-out accuracy {told['held_out_accuracy']:.4f}"
+        yield f"saved to {told['saved']}"
+
+    return "\n".join(lines())

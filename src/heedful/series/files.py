@@ -1,0 +1,190 @@
+"""Files of series: NumPy's .npz, the .ts of the UEA and UCR archives, and the data sets that PyPI packages carry."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+
+__all__ = ["SeriesData", "archive", "read"]
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesData:
+    """Series of a file and, where it has them, their labels.
+
+    `X` is an array (cases, channels, time) or (cases, time), or a list of arrays (channels, time) of unequal lengths.
+    """
+
+    X: np.ndarray | list[np.ndarray]
+    y: np.ndarray | None
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __repr__(self) -> str:
+        first = self.X[0]
+        lengths = sorted({case.shape[-1] for case in self.X}) if isinstance(self.X, list) else [first.shape[-1]]
+        steps = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+        channels = first.shape[0] if first.ndim == 2 else 1
+        classes = f", {len(np.unique(self.y))} classes" if self.y is not None else ""
+        plural = "s" if channels > 1 else ""
+        return f"{self.name}: {len(self)} series of {channels} channel{plural}, {steps} steps{classes}"
+
+
+def read(file: str | Path, split: Split = "train") -> SeriesData:
+    """Reads a .npz with `X_train`, `y_train` (or `X_test`, `y_test`, by `split`; or `X`, `y`), or a .ts file.
+
+    X is numbers, (cases, channels, time) or (cases, time); steps behind the end of a shorter series are NaN in all
+    channels. y is labels, one per case; it may be left out. Object arrays, which are pickles, are not read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/waves.npz", X=np.zeros((5, 2, 30)), y=list("abbab"))
+    ...     read(f"{folder}/waves.npz")
+    waves: 5 series of 2 channels, 30 steps, 2 classes
+    """
+    file = Path(file).expanduser()
+    if not file.is_file():
+        raise InvalidArgument(f"there is no file {file}")
+    if file.suffix == ".npz":
+        return _read_npz(file, split)
+    if file.suffix == ".ts":
+        return _read_ts(file)
+    raise InvalidArgument(f"{file} is neither .npz nor .ts; save X and y by numpy.savez('series.npz', X=X, y=y)")
+
+
+def archive(name: str) -> tuple[SeriesData, SeriesData]:
+    """A data set of the UEA or UCR archive that an installed aeon or sktime carries: its training and its test part.
+
+    The packages are not imported; their files are read. Both carry JapaneseVowels and BasicMotions.
+    """
+    folders = [folder / "datasets" / "data" for folder in _packages()]
+    if not folders:
+        raise MissingExtra("sktime", "archive")
+    for folder in folders:
+        files = [folder / name / f"{name}_{split}.ts" for split in ("TRAIN", "TEST")]
+        if all(file.is_file() for file in files):
+            train, test = map(_read_ts, files)
+            return train, test
+    known = sorted({file.parent.name for folder in folders for file in folder.glob("*/*_TRAIN.ts")})
+    raise InvalidArgument(f"no data set {name!r} in the packages installed here; they carry {', '.join(known)}")
+
+
+def _packages() -> Iterator[Path]:
+    for package in ("aeon", "sktime"):
+        found = find_spec(package)
+        yield from (Path(place) for place in (found and found.submodule_search_locations) or ())
+
+
+def _read_npz(file: Path, split: Split) -> SeriesData:
+    # What numpy and zipfile raise of a file that is truncated, altered or something else.
+    broken = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+    try:
+        loaded = np.load(file, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array, not several by name")
+        with loaded as saved:
+            names = next(((x, y) for x, y in ((f"X_{split}", f"y_{split}"), ("X", "y")) if x in saved), None)
+            if names is None:
+                held = ", ".join(saved.files) or "nothing"
+                raise InvalidArgument(f"{file} has no array X_{split} or X; it holds {held}")
+            X, y = saved[names[0]], saved.get(names[1])
+    except InvalidArgument:
+        raise
+    except broken as error:
+        why = " ".join(str(error).split())
+        if "allow_pickle" in why and not zipfile.is_zipfile(file):
+            why = "it is something else"
+        elif "allow_pickle" in why:
+            why = "it holds Python objects, which are not read; save numbers, and labels as numbers or strings"
+        raise InvalidArgument(f"{file} cannot be read as .npz: {why}") from None
+    if X.ndim not in (2, 3) or 0 in X.shape or X.dtype.kind not in "biuf":
+        raise InvalidArgument(
+            f"{names[0]} in {file} must be numbers of shape (cases, channels, time) or (cases, time); "
+            f"got {X.dtype} of shape {X.shape}"
+        )
+    if y is not None:
+        y = _labels(f"{names[1]} in {file}", y, len(X))
+    return SeriesData(X, y, file.stem)
+
+
+def _labels(name: str, y: np.ndarray, cases: int) -> np.ndarray:
+    if y.shape != (cases,):
+        raise InvalidArgument(f"{name} must hold one label for each of the {cases} series; got shape {y.shape}")
+    if y.dtype.kind not in "biufUS":
+        raise InvalidArgument(f"{name} must be numbers or strings; got {y.dtype}")
+    if y.dtype.kind == "f" and np.isnan(y).any():
+        raise InvalidArgument(f"{name} is NaN at case {int(np.isnan(y).argmax())}; every series needs a label")
+    return y.astype(str) if y.dtype.kind == "S" else y
+
+
+def _read_ts(file: Path) -> SeriesData:
+    header: dict[str, str] = {}
+    cases, labels = [], []
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        inside = False
+        for number, line in enumerate(lines, 1):
+            line = line.strip()
+            if not line or line[0] in "#%":
+                continue
+            if inside:
+                case, label = _read_case(line, f"{file}, line {number}", header)
+                cases.append(case)
+                labels.append(label)
+            elif line.lower() == "@data":
+                inside = True
+                _check_header(file, header)
+            elif line[0] == "@":
+                word, _, rest = line[1:].partition(" ")
+                header[word.lower()] = rest.strip()
+            else:
+                raise InvalidArgument(f"{file}, line {number}: expected a line @name value or @data; got {line!r:.60}")
+    if not cases:
+        raise InvalidArgument(f"{file} holds no series: there is {'nothing behind' if inside else 'no line'} @data")
+    if len({len(case) for case in cases}) > 1:
+        raise InvalidArgument(f"{file}: its series differ in their number of channels")
+    equal = len({case.shape for case in cases}) == 1
+    y = np.array(labels) if _labelled(header) else None
+    return SeriesData(np.stack(cases) if equal else cases, y, file.stem)
+
+
+def _labelled(header: dict[str, str]) -> bool:
+    return header.get("classlabel", "false").lower().startswith("true")
+
+
+def _check_header(file: Path, header: dict[str, str]) -> None:
+    if header.get("timestamps", "false").lower() == "true":
+        raise Unsupported(f"{file} has time stamps, which are not read; write values alone, at equal distances")
+    if header.get("targetlabel", "false").lower() == "true":
+        raise Unsupported(f"{file} has numbers to predict (@targetLabel), not classes; a classifier needs @classLabel")
+
+
+def _read_case(line: str, place: str, header: dict[str, str]) -> tuple[np.ndarray, str]:
+    *parts, last = line.split(":")
+    label = last.strip() if _labelled(header) else ""
+    channels = parts if _labelled(header) else [*parts, last]
+    wanted = header.get("dimensions") or header.get("dimension")
+    if not channels or (wanted is not None and wanted != str(len(channels))):
+        raise InvalidArgument(
+            f"{place}: expected {wanted or 'one or more'} channels with : behind each; got {len(channels)}"
+        )
+    try:
+        values = [[np.nan if word.strip() == "?" else float(word) for word in part.split(",")] for part in channels]
+    except ValueError as error:
+        raise InvalidArgument(f"{place}: {error}") from None
+    made: Any = np.full((len(values), max(map(len, values))), np.nan)
+    for row, part in zip(made, values, strict=True):
+        row[: len(part)] = part
+    return made, label

@@ -1,0 +1,201 @@
+"""`heedful fit` and `heedful predict`: a file in, a folder out, one line for whatever goes wrong."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
+pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
+
+from heedful import cli
+from heedful.bridges import training
+from heedful.series import SeriesClassifier, archive, read
+from test_series import two_bumps
+
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "series"
+QUICK = ("--embed-dim", "8", "--heads", "2", "--rank", "3", "--epochs", "3")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        told = capsys.readouterr()
+        return stopped.value.code, told.out, told.err
+
+    return call
+
+
+@pytest.fixture
+def file(tmp_path):
+    (X, y), (unseen, answers) = two_bumps(60, 0), two_bumps(20, 1)
+    np.savez(tmp_path / "bumps.npz", X_train=X, y_train=y, X_test=unseen, y_test=answers)
+    return tmp_path / "bumps.npz"
+
+
+def test_a_file_becomes_a_folder_and_answers(run, file, tmp_path):
+    code, out, err = run("fit", file, "--out", tmp_path / "model", *QUICK)
+    assert code == 0
+    model = SeriesClassifier.from_pretrained(tmp_path / "model")
+    assert out.splitlines() == [
+        "bumps: 60 series of 2 channels, 11 steps, 2 classes",
+        f"trained for 3 epochs; the best is {model.training_.best}",
+        f"held-out accuracy {model.training_.measured['accuracy']:.4f}",
+        f"saved to {tmp_path / 'model'}",
+    ]
+    assert "3/3" in err
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    test = read(file, "test")
+    same = SeriesClassifier(embed_dim=8, num_heads=2, rank=3, epochs=3, random_state=0).fit(*two_bumps(60, 0))
+    np.testing.assert_array_equal(same.predict_proba(test.X), model.predict_proba(test.X))
+
+    code, out, err = run("predict", tmp_path / "model", file, "--proba")
+    assert code == 0
+    head, *rows = csv.reader(io.StringIO(out))
+    assert head == ["case", "prediction", "other", "same"]
+    assert [row[0] for row in rows] == [str(at) for at in range(20)]
+    assert [row[1] for row in rows] == model.predict(test.X).tolist()
+    np.testing.assert_allclose(
+        [[float(part) for part in row[2:]] for row in rows], model.predict_proba(test.X), atol=1e-5
+    )
+    assert err == f"accuracy {model.score(test.X, test.y):.4f} on 20 labelled series\n"
+    code, out, _ = run("predict", tmp_path / "model", file, "--out", tmp_path / "answers.csv")
+    assert (code, out) == (0, f"20 answers written to {tmp_path / 'answers.csv'}\n")
+    assert (tmp_path / "answers.csv").read_text().splitlines()[1] == f"0,{rows[0][1]}"
+
+
+def test_json_and_quiet(run, file, tmp_path):
+    options = ("--json", "--quiet", "--held-out", 0, "--attention", "none", "--batch-size", 20)
+    code, out, err = run("fit", file, "--out", tmp_path / "model", *QUICK, *options)
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["epochs"], told["held_out_accuracy"], told["saved"]) == (3, None, str(tmp_path / "model"))
+
+
+def test_a_model_is_not_written_over(run, file, tmp_path):
+    assert run("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet")[0] == 0
+    before = (tmp_path / "model" / "config.json").read_bytes()
+    code, out, err = run("fit", file, "--out", tmp_path / "model", *QUICK)
+    assert (code, out) == (2, "")
+    assert "holds a model; name another folder, or give --overwrite" in err
+    assert (tmp_path / "model" / "config.json").read_bytes() == before
+    assert run("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet", "--overwrite", "--seed", 1)[0] == 0
+    assert SeriesClassifier.from_pretrained(tmp_path / "model").seed_ == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [(OSError("the power went"), 2, "the power went"), (KeyboardInterrupt(), 130, "stopped; the same call goes on")],
+)
+def test_a_stopped_call_goes_on(error, code, told, run, file, tmp_path, monkeypatch):
+    step = training._Task.training_step
+
+    def stopping(task, batch, index):
+        if task.current_epoch == 2:
+            raise error
+        return step(task, batch, index)
+
+    monkeypatch.setattr(training._Task, "training_step", stopping)
+    call = ("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet")
+    stopped, out, err = run(*call)
+    assert (stopped, out) == (code, "")
+    assert err.startswith(f"heedful: {told}")
+    assert err.count("\n") == 1
+    assert [p.name for p in (tmp_path / "model").iterdir()] == ["checkpoints"]
+    monkeypatch.setattr(training._Task, "training_step", step)
+    code, out, _ = run(*call)
+    assert code == 0
+    assert "trained for 3 epochs, going on after epoch 2" in out
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_what_goes_wrong_is_one_line(run, file, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    np.savez(tmp_path / "bare.npz", X=np.zeros((3, 2, 5)))
+    np.savez(tmp_path / "nan.npz", X=np.zeros((3, 2, 5)), y=[0, 1, np.nan])
+    np.savez(tmp_path / "inf.npz", X=np.full((3, 2, 5), np.inf), y=[0, 1, 0])
+    np.savez(tmp_path / "half.npz", X=np.zeros((3, 2, 5)), y=[0.5, 1, 2])
+    (tmp_path / "cut.npz").write_bytes(file.read_bytes()[:-100])
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    out = ("--out", tmp_path / "new")
+    for arguments, told in (
+        (("fit", tmp_path / "none.npz", *out), "there is no file"),
+        (("fit", tmp_path / "bare.npz", *out), "holds series without labels"),
+        (("fit", tmp_path / "nan.npz", *out), "is NaN at case 2"),
+        (("fit", tmp_path / "cut.npz", *out), "cannot be read as .npz"),
+        (("fit", tmp_path / "table.csv", *out), "cannot tell from its ending what"),
+        (("fit", tmp_path / "table.csv", *out, "--task", "series"), "neither .npz nor .ts"),
+        (("fit", file, *out, "--task", "poems"), "--task must be one of series; got 'poems'"),
+        (("fit", file), "Missing option '--out'"),
+        (("fit", file, "--out", tmp_path / "file"), "is a file; name a folder"),
+        (("fit", file, *out, "--heads", 7), "embed_dim must be a multiple of num_heads"),
+        (("fit", file, *out, "--attention", "magic"), "a layer is a kernel"),
+        (("fit", file, *out, "--device", "cuda:99"), "there is no device 'cuda:99'"),
+        (("fit", file, *out, "--batch-size", 0), "batch_size must be"),
+        (("fit", file, *out, "--seed", -1), "random_state must be"),
+        (("fit", tmp_path / "inf.npz", *out), "contains infinity"),
+        (("fit", tmp_path / "half.npz", *out), "Unknown label type: continuous"),
+        (("predict", tmp_path / "new", file), "no saved folder at"),
+        (("predict", tmp_path, file), "config.json is missing"),
+        (("predict", tmp_path / "new", file, "--out", tmp_path / "no" / "a.csv"), "there is no folder"),
+    ):
+        code, said, err = run(*arguments)
+        assert (code, said) == (2, ""), arguments
+        assert err.startswith("heedful: ")
+        assert err.count("\n") == 1
+        assert told in err, arguments
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_numbers_are_compared_as_numbers_and_warnings_are_a_line(run, tmp_path):
+    X, y = two_bumps(40, 0)
+    np.savez(tmp_path / "truth.npz", X=X, y=y == "same")
+    assert run("fit", tmp_path / "truth.npz", "--out", tmp_path / "model", *QUICK, "--quiet")[0] == 0
+    right = SeriesClassifier.from_pretrained(tmp_path / "model").score(X, y == "same")
+    for kind in (int, float, str):
+        labels = (y == "same").astype(kind)
+        np.savez(tmp_path / "again.npz", X=np.concatenate((X, X[..., :1]), 2), y=labels)
+        code, _, err = run("predict", tmp_path / "model", tmp_path / "again.npz")
+        assert code == 0
+        assert err.splitlines() == [
+            "heedful: 40 of 40 series are longer than the longest of the training, 11 steps, and are cut there: positions and "
+            "head know no later step",
+            f"accuracy {right:.4f} on 40 labelled series",
+        ]
+
+
+def test_help_is_there(run):
+    for command, words in (("fit", ("--attention", "--held-out", "killed")), ("predict", ("--proba", "accuracy"))):
+        code, out, _ = run(command, "--help")
+        assert code == 0
+        assert all(word in out for word in words)
+        assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"there is no {SHARED}; it runs where that folder lies")
+def test_series_of_the_shared_folder(run, tmp_path):
+    """Six hand postures of 65 steps (ERing, 30 series): an accuracy far from chance on 270 that were not seen."""
+    options = ("--embed-dim", 32, "--heads", 4, "--epochs", 40, "--held-out", 0, "--lr", 0.002, "--quiet")
+    assert run("fit", SHARED / "ERing.npz", "--out", tmp_path / "model", *options)[0] == 0
+    code, out, err = run("predict", tmp_path / "model", SHARED / "ERing.npz")
+    assert (code, len(out.splitlines())) == (0, 271)
+    assert float(err.split()[1]) > 0.85
+
+
+def test_unequal_series_of_the_archive(run, tmp_path):
+    """JapaneseVowels: nine speakers, 7 to 29 steps; a small network and few epochs, so a bound below the recipe's."""
+    pytest.importorskip("sktime", reason="the extra 'archive' is not installed")
+    train, test = archive("JapaneseVowels")
+    model = SeriesClassifier(embed_dim=32, num_heads=4, epochs=12, lr=3e-3, validation_fraction=None, random_state=0)
+    model.fit(train.X, train.y)
+    with pytest.warns(UserWarning, match="1 of 370 series are longer"):
+        assert model.score(test.X, test.y) > 0.95
