@@ -11,6 +11,7 @@ _HOMES = {
     **dict.fromkeys(("LayerRecord", "Observation", "observe"), "observation"),
     **dict.fromkeys(("LookResult", "ModelFacts", "look"), "report"),
     **dict.fromkeys(("Section", "Subject"), "sections"),
+    **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
 }
 _MODULES = ("depth", "symmetry")
 
@@ -19,14 +20,17 @@ __all__ = [
     "HeadSummary",
     "LayerRecord",
     "LookResult",
+    "MatrixSpectrum",
     "ModelFacts",
     "Observation",
     "Section",
+    "Spectrum",
     "Subject",
     "TokenPair",
     "depth",
     "look",
     "observe",
+    "spectrum",
     "summarize",
     "symmetry",
 ]
@@ -49,3 +53,4 @@ if TYPE_CHECKING:
     from heedful.lens.observation import LayerRecord, Observation, observe
     from heedful.lens.report import LookResult, ModelFacts, look
     from heedful.lens.sections import Section, Subject
+    from heedful.lens.spectra import MatrixSpectrum, Spectrum, spectrum
