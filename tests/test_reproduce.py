@@ -76,9 +76,18 @@ def test_results_page_is_up_to_date():
     assert page == room.page(), "run `make docs` and commit docs/results.md"
 
 
+# Recipes that were not run yet, most of them for want of a CUDA device; the results page says so. A name leaves with its result.
+WAITING = {"primal-convert", "primal-efficiency", "primal-listops", "primal-uea"}
+
+
 @pytest.mark.parametrize("name", room.names())
 def test_every_recipe_has_its_result(name):
-    told = json.loads((room.root() / "experiments" / "results" / f"{name}.json").read_text())
+    file = room.root() / "experiments" / "results" / f"{name}.json"
+    if name in WAITING:
+        assert not file.exists()
+        assert f"Not run yet: `heedful reproduce {name}`" in room.page()
+        return
+    told = json.loads(file.read_text())
     assert told["name"] == name
     assert not told["quick"]
     assert room.recipe(name).table(told["result"]).count("|") > 4

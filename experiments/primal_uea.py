@@ -1,0 +1,195 @@
+"""Time series of the UEA archive with five kinds of attention: Chen et al. 2023 (Primal-Attention), by a protocol without peeking.
+
+Every set that is at hand keeps its own split. All training cases are learned from, for a number of epochs that was fixed
+beforehand (100 as in the paper, but no more than 1,000 steps), and the last epoch is tested, once; five seeds. **The paper's
+numbers are the best epoch on the test set**, of a network eight times as wide, with a rank and an eta chosen for each set:
+they are printed beside ours, and are no target for it. Our network: width 64, 8 heads, hidden 256, 2 layers, flattened head,
+batches of 16 (117 for PenDigits), RAdam 1e-3; rank 10, 5 rows per component (means of segments), eta 0.1 for every set.
+"none" leaves attention out: tokens meet in the head alone.
+
+One process per core, two fewer beside a GPU. `HEEDFUL_BUDGET_S=480` starts no fit later than that; the next run goes on.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from experiments import series
+from experiments.pool import budget, processes, run_parts
+from heedful.cli.reproduce import Setting
+from heedful.nn import Primal
+
+PRIMAL = Primal(10, rank_multi=5)
+ATTENTION: dict[str, list[Any]] = {
+    "primal": [PRIMAL, PRIMAL],
+    "softmax+primal": ["softmax", PRIMAL],
+    "softmax": ["softmax", "softmax"],
+    "linear": ["linear", "linear"],
+    "none": ["none", "none"],
+}
+EPOCHS, STEPS = 100, 1_000
+
+# Chen et al. 2023, table of UEA, in %: the best epoch on the test set.
+PAPER = {
+    "Handwriting": {"primal": 29.6, "softmax+primal": 28.7, "softmax": 32.0, "linear": 34.7},
+    "JapaneseVowels": {"primal": 98.4, "softmax+primal": 98.9, "softmax": 98.7, "linear": 99.2},
+    "UWaveGestureLibrary": {"primal": 86.3, "softmax+primal": 88.4, "softmax": 85.6, "linear": 85.0},
+}
+# (data set, attention): the least mean accuracy
+BARS = {
+    ("JapaneseVowels", "primal"): 97.0,
+    ("JapaneseVowels", "softmax"): 97.5,
+    ("UWaveGestureLibrary", "primal"): 82.0,
+}
+MARGIN = 0.5
+
+
+def batch_size(cases: int) -> int:
+    """What `SeriesClassifier` takes by itself."""
+    return min(max(16, cases // 64), 256)
+
+
+def epochs(cases: int) -> int:
+    return max(1, min(EPOCHS, STEPS // -(-cases // batch_size(cases))))
+
+
+def fit(folder: Path, name: str, attention: str, seed: int, device: str, at_most: int) -> dict[str, Any]:
+    """One network: trained on all training cases, tested once."""
+    from heedful.series import SeriesClassifier
+
+    train, test = series.load(folder, name)
+    model = SeriesClassifier(
+        ATTENTION[attention],
+        epochs=min(at_most, epochs(len(train))),
+        batch_size=batch_size(len(train)),
+        validation_fraction=None,
+        random_state=seed,
+        device=device,
+    )
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        # A test series longer than all training series is cut, as in the paper.
+        warnings.filterwarnings("ignore", "[0-9]+ of [0-9]+ series are longer")
+        model.fit(train.X, train.y)
+        accuracy = 100 * model.score(test.X, test.y)
+    return {
+        "set": name,
+        "attention": attention,
+        "seed": seed,
+        "accuracy": accuracy,
+        "last_loss": model.training_.epochs[-1].loss,
+        "epochs": len(model.training_.epochs),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def run(setting: Setting) -> dict[str, Any]:
+    folder = setting.work / "data"
+    names = series.prepare(folder)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    at_most = EPOCHS
+    if setting.quick:
+        names, seeds, at_most = [name for name in names if name in ("BasicMotions", "ERing")] or names[:1], (0,), 2
+    parts = {
+        f"{name} {attention} {seed}": (folder, name, attention, seed, setting.device, at_most)
+        for seed in seeds
+        for name in names
+        for attention in ATTENTION
+    }
+    jobs = 1 if setting.quick else max(1, processes() - 2 * setting.device.startswith("cuda"))
+    done = setting.work / ("fits-quick" if setting.quick else "fits")
+    rows = run_parts(fit, parts, done, jobs=jobs, say=setting.say, seconds=budget())
+    sizes = {name: [len(part) for part in series.load(folder, name)] for name in names}
+    return {
+        "quick": setting.quick,
+        "sets": {name: {"cases": size, "epochs": min(at_most, epochs(size[0]))} for name, size in sizes.items()},
+        "fits": [rows[name] for name in parts if name in rows],
+        "wanted": len(parts),
+    }
+
+
+def collected(result: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Accuracies by set and attention, one for each seed."""
+    found: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in ATTENTION} for name in result["sets"]}
+    for row in result["fits"]:
+        found[row["set"]][row["attention"]].append(row["accuracy"])
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    found = collected(result)
+    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
+    lines += [
+        "Test accuracy in %, mean ± standard deviation over seeds; in brackets the paper's, the best epoch on the test set.",
+        "",
+        f"| data set | train / test | epochs | {' | '.join(ATTENTION)} |",
+        f"|---|---|---|{'---|' * len(ATTENTION)}",
+    ]
+    for name, about in result["sets"].items():
+        cells = [_cell(found[name][kind], PAPER.get(name, {}).get(kind)) for kind in ATTENTION]
+        cases = " / ".join(map(str, about["cases"]))
+        lines.append(f"| {name} | {cases} | {about['epochs']} | {' | '.join(cells)} |")
+    # A mean over sets compares kinds of attention, so it takes the sets on which all of them were run.
+    whole = [name for name in found if all(found[name].values())]
+    means = {
+        kind: statistics.fmean(statistics.fmean(found[name][kind]) for name in whole) for kind in ATTENTION if whole
+    }
+    if whole:
+        lines.append(
+            f"| **mean of {len(whole)} sets** | | | {' | '.join(f'**{means[kind]:.1f}**' for kind in ATTENTION)} |"
+        )
+    lines += ["", *_bars(found, means), *_control(found, means, whole)]
+    if len(result["fits"]) < result["wanted"]:
+        lines.append(f"- Incomplete: {len(result['fits'])} of {result['wanted']} fits.")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float], paper: float | None) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}" + ("" if paper is None else f" [{paper}]")
+
+
+def _bars(found: dict[str, dict[str, list[float]]], means: dict[str, float]) -> list[str]:
+    lines = []
+    for (name, kind), bar in BARS.items():
+        values = found.get(name, {}).get(kind, [])
+        if values:
+            mean = statistics.fmean(values)
+            lines.append(f"- {name}, {kind}, at least {bar:g} %: {mean:.1f} %, {'met' if mean >= bar else 'MISSED'}")
+    if means:
+        best = max(("primal", "softmax+primal"), key=means.__getitem__)
+        ahead = means[best] - means["softmax"]
+        lines.append(
+            f"- The best primal kind, {best}, at least softmax - {MARGIN:g} points in the mean: {ahead:+.1f} points, "
+            f"{'met' if ahead >= -MARGIN else 'MISSED'}"
+        )
+    return lines
+
+
+def _control(found: dict[str, dict[str, list[float]]], means: dict[str, float], whole: list[str]) -> list[str]:
+    """What the network without attention says about these sets."""
+    if not means:
+        return []
+    others = {kind: mean for kind, mean in means.items() if kind != "none"}
+    best = max(others, key=others.__getitem__)
+    gap = means["none"] - others[best]
+    first = [
+        name
+        for name in whole
+        if statistics.fmean(found[name]["none"]) >= max(statistics.fmean(found[name][kind]) for kind in others)
+    ]
+    told = (
+        f"The control wins: without any attention the mean is {means['none']:.1f} %, {gap:.1f} points above the best attention ({best})"
+        if gap >= 0
+        else f"Without any attention the mean is {means['none']:.1f} %, {-gap:.1f} points below the best attention ({best})"
+    )
+    beaten = [kind for kind in others if means["none"] >= others[kind]]
+    worse = f"; it is no worse than {', '.join(beaten)}" if beaten and gap < 0 else ""
+    alone = f"; on {', '.join(first)} nothing beats it" if first else "; on no set is it the best"
+    return [f"- {told}{worse}{alone}."]

@@ -1,0 +1,483 @@
+"""The recipes about Primal-Attention: the ListOps generator, parts that survive a stop, fair contests, and what tables say."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from heedful import InvalidArgument, Unsupported
+from heedful.cli.reproduce import Setting, names, root
+from heedful.nn import PrimalAttention
+from heedful.series import SeriesClassifier, SeriesData
+
+sys.path.insert(0, str(root()))
+from experiments import listops, pool, primal_efficiency, primal_listops, primal_spectrum, primal_uea, series
+
+
+def quiet(line):
+    pass
+
+
+def plain_trees(seed):
+    """The generator as it is told: nested lists, the standard library's draws, no shortcut."""
+    source = random.Random(seed)
+
+    def tree(depth):
+        if (source.random() if depth < 10 else 1) > 0.25:
+            return source.choice(range(10))
+        parts = [tree(depth + 1) for _ in range(source.randint(2, 10))]
+        return [source.choice(["MIN", "MAX", "MED", "SM"]), *parts]
+
+    def symbols(node):
+        return (
+            [node] if isinstance(node, int) else ["[" + node[0], *(s for part in node[1:] for s in symbols(part)), "]"]
+        )
+
+    while True:
+        found = symbols(tree(1))
+        if 500 < len(found) < 2000:
+            yield found
+
+
+def stack_value(symbols):
+    """What a list is worth, read from left to right."""
+    stack = []
+    for symbol in symbols:
+        if symbol != "]":
+            stack.append(symbol)
+            continue
+        parts = []
+        while isinstance(stack[-1], int):
+            parts.append(stack.pop())
+        operation = stack.pop()
+        stack.append(
+            {"[MIN": min, "[MAX": max, "[MED": lambda p: int(np.median(p)), "[SM": lambda p: sum(p) % 10}[operation](
+                parts
+            )
+        )
+    (value,) = stack
+    return value
+
+
+def named(tokens):
+    table = [None, *range(10), *("[" + name for name in listops.OPERATIONS), "]"]
+    return [table[token] for token in tokens]
+
+
+def test_listops_draws_what_the_plain_generator_draws():
+    ours, told = listops.draw(random.Random("seed")), plain_trees("seed")
+    for _ in range(60):
+        tokens, value = next(ours)
+        symbols = next(told)
+        assert named(tokens) == symbols
+        assert value == stack_value(symbols)
+
+
+def test_listops_values_and_shares():
+    """Check 13 of the sheet."""
+    data = listops.generate(1_000, seed=0)
+    starts = [0, *data.ends]
+    rows = [bytes(data.tokens[a:b]) for a, b in zip(starts, data.ends, strict=False)]
+    assert len(set(rows)) == 1_000
+    assert [stack_value(named(row)) for row in rows] == data.values.tolist()
+    lengths = np.diff(starts)
+    assert lengths.min() > 500
+    assert lengths.max() < 2_000
+    shares = np.bincount(data.values, minlength=10) / 1_000
+    assert 0.13 <= shares[0] <= 0.20
+    assert 0.13 <= shares[9] <= 0.20
+    assert shares.max() == max(shares[0], shares[9])
+    tokens, cut, values = data.padded(3, 2, 2_000)
+    assert bytes(tokens[1, : cut[1]]) == rows[4]
+    assert not tokens[1, cut[1] :].any()
+    assert values.tolist() == data.values[3:5].tolist()
+
+
+def test_listops_file_depends_on_the_seed_alone(tmp_path):
+    many = listops.generate(21, seed=5, size=7, jobs=2)
+    one = listops.generate(21, seed=5, size=7, jobs=1)
+    assert all(np.array_equal(a, b) for a, b in zip(many, one, strict=True))
+    first = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        listops.prepare(folder, 5, seed=3, say=quiet)
+        listops.prepare(folder, 5, seed=4, say=quiet)
+        first.append([file.read_bytes() for file in sorted(folder.iterdir())])
+    assert first[0] == first[1]
+    assert first[0][0] != first[0][1]
+    assert np.array_equal(listops.prepare(folder, 5, seed=3).values, listops.generate(5, seed=3).values)
+
+
+def test_listops_keeps_no_tree_twice(monkeypatch):
+    monkeypatch.setattr(listops, "SHORTEST", 1)
+    monkeypatch.setattr(listops, "LONGEST", 4)
+    data = listops.generate(150, seed=1, size=40)
+    rows = {bytes(row) for row in np.split(data.tokens, data.ends[:-1])}
+    assert len(rows) == 150
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """Short sequences, few steps."""
+    monkeypatch.setattr(listops, "SHORTEST", 11)
+    monkeypatch.setattr(listops, "LONGEST", 127)
+    monkeypatch.setattr(primal_listops, "KEPT_EVERY", 2)
+    protocol = primal_listops.Protocol(steps=7, warmup=2, evaluate=2, batch=5, samples=(30, 11, 13))
+    return tmp_path, protocol
+
+
+@pytest.mark.parametrize("name", ["primal", "softmax+primal", "none"])
+def test_a_cut_batch_gives_what_the_whole_one_gives(name, tiny):
+    folder, protocol = tiny
+    data = listops.prepare(folder, sum(protocol.samples), say=quiet)
+    split = primal_listops.splits(data, protocol.samples, "cpu")[0]
+    network = primal_listops.Network(primal_listops.FORMS[name]).eval()
+    tokens, padding, values = split.batch(np.arange(5))
+    assert tokens.shape[1] % 64 == 0
+    assert tokens.shape[1] < primal_listops.POSITIONS
+    whole = split.tokens[:5].long()
+    wanted = network(whole, whole == 0)
+    assert wanted.std(dim=0).max() > 0
+    assert torch.allclose(network(tokens, padding), wanted, atol=1e-6)
+    assert values.tolist() == data.values[:5].tolist()
+
+
+def test_every_pass_takes_every_sample_once():
+    protocol = primal_listops.Protocol(steps=12, batch=5)
+    rows = primal_listops.order(30, protocol, seed=1)
+    assert rows.shape == (12, 5)
+    assert sorted(rows[:6].flatten()) == sorted(rows[6:].flatten()) == list(range(30))
+    assert not np.array_equal(rows[:6], rows[6:])
+    assert not np.array_equal(rows, primal_listops.order(30, protocol, seed=2))
+
+
+def test_a_stopped_training_ends_as_if_it_had_not_been(tiny, monkeypatch):
+    folder, protocol = tiny
+    arguments = "softmax+primal", 1, protocol, folder, "cpu"
+    wanted = primal_listops.train(*arguments)
+    step = primal_listops.Run.step
+
+    def breaks(self, batch):
+        if self.done == 5:
+            raise KeyboardInterrupt
+        step(self, batch)
+
+    monkeypatch.setattr(primal_listops.Run, "step", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        primal_listops.train(*arguments)
+    seen = []
+    monkeypatch.setattr(primal_listops.Run, "step", lambda self, batch: (seen.append(self.done), step(self, batch)))
+    again = primal_listops.train(*arguments)
+    assert seen == [4, 5, 6]
+    assert {**again, "seconds": 0} == {**wanted, "seconds": 0}
+    assert not list(folder.glob("*.pt"))
+    assert wanted["steps"] == 7
+    assert wanted["test"] == pytest.approx(100 * round(wanted["test"] * 13 / 100) / 13)
+
+
+def test_listops_quick_run_and_its_table(tiny, monkeypatch):
+    folder, protocol = tiny
+    monkeypatch.setattr(primal_listops, "QUICK", protocol)
+    result = primal_listops.run(Setting(True, "cpu", folder, quiet))
+    assert json.loads(json.dumps(result)) == result
+    assert [row["attention"] for row in result["runs"]] == list(primal_listops.FORMS)
+    table = primal_listops.table(result)
+    assert "A quick run: no evidence." in table
+    assert "majority floor" in table
+    rows = [
+        {"attention": name, "seed": seed, "test": test, "dev": 40.0}
+        for name, test in (("primal", 37.0), ("softmax", 35.9), ("none", 37.1))
+        for seed in (0, 1)
+    ]
+    table = primal_listops.table(result | {"quick": False, "runs": rows, "wanted": 15})
+    assert "primal at least 36 %: 37.0 %, met" in table
+    assert "softmax at least 36 %: 35.9 %, MISSED" in table
+    assert "The network without any attention, 37.1 %, is as good as every other." in table
+    assert "Incomplete: 6 of 15 trainings." in table
+
+
+def test_parts_are_run_once_and_survive_a_fault(tmp_path):
+    def root_of(number):
+        calls.append(number)
+        return math.sqrt(number)
+
+    calls = []
+    parts = {"four": (4,), "minus one": (-1,), "nine": (9,)}
+    with pytest.raises(ValueError, match="math domain"):
+        pool.run_parts(root_of, parts, tmp_path, jobs=1, say=quiet)
+    assert calls == [4, -1, 9]
+    del parts["minus one"]
+    assert pool.run_parts(root_of, parts, tmp_path, jobs=1, say=quiet) == {"four": 2.0, "nine": 3.0}
+    assert calls == [4, -1, 9]
+    assert pool.run_parts(root_of, parts | {"one": (1,)}, tmp_path, jobs=1, say=quiet, seconds=0) == {
+        "four": 2.0,
+        "nine": 3.0,
+    }
+    assert len(calls) == 3
+
+
+def test_parts_run_in_processes_beside_one_another(tmp_path):
+    parts = {str(number): (number,) for number in (4, -1, 9, 16)}
+    told = []
+    with pytest.raises(ValueError, match="math domain"):
+        pool.run_parts(math.sqrt, parts, tmp_path, jobs=2, say=told.append)
+    assert sorted(file.stem for file in tmp_path.iterdir()) == ["16", "4", "9"]
+    assert sum("ValueError" in line for line in told) == 1
+    del parts["-1"]
+    assert pool.run_parts(math.sqrt, parts, tmp_path, jobs=2, say=quiet) == {"4": 2.0, "9": 3.0, "16": 4.0}
+
+
+@pytest.fixture
+def vowels(tmp_path, monkeypatch):
+    """A small stand-in for JapaneseVowels: two classes, unequal lengths, some test series longer than all training series."""
+    rng = np.random.default_rng(0)
+
+    def part(count, longest):
+        y = np.arange(count) % 2
+        cases = [rng.normal(size=(3, rng.integers(5, longest))) + label for label in y]
+        return SeriesData(cases, y.astype(str), "JapaneseVowels")
+
+    made = part(24, 9), part(14, 12)
+    asked = []
+
+    def archive(name):
+        asked.append(name)
+        if name != "JapaneseVowels":
+            raise InvalidArgument("not here")
+        return made
+
+    monkeypatch.setattr(series, "BESIDE", tmp_path / "nowhere")
+    monkeypatch.setattr(series, "archive", archive)
+    folder = tmp_path / "data"
+    assert series.prepare(folder) == ["JapaneseVowels"]
+    assert series.prepare(folder) == ["JapaneseVowels"]
+    assert asked == ["BasicMotions", "JapaneseVowels", "BasicMotions"]
+    return folder, made
+
+
+def test_data_sets_are_gathered_in_a_folder(vowels, tmp_path, monkeypatch):
+    folder, made = vowels
+    for data, wanted in zip(series.load(folder, "JapaneseVowels"), made, strict=True):
+        assert data.y.tolist() == wanted.y.tolist()
+        for row, case in zip(data.X, wanted.X, strict=True):
+            assert np.array_equal(row[:, : case.shape[1]], case)
+            assert np.isnan(row[:, case.shape[1] :]).all()
+    monkeypatch.setattr(series, "archive", lambda name: (_ for _ in ()).throw(InvalidArgument("not here")))
+    with pytest.raises(Unsupported, match="no data set in"):
+        series.prepare(tmp_path / "empty")
+
+
+def test_uea_epochs_are_fixed_beforehand():
+    assert {cases: primal_uea.epochs(cases) for cases in (30, 160, 270, 7494)} == {30: 100, 160: 100, 270: 58, 7494: 15}
+    assert [primal_uea.batch_size(cases) for cases in (30, 1_100, 7_494, 10**6)] == [16, 17, 117, 256]
+
+
+def test_uea_runs_and_resumes(vowels, tmp_path):
+    setting = Setting(True, "cpu", tmp_path, quiet)
+    result = primal_uea.run(setting)
+    assert json.loads(json.dumps(result)) == result
+    assert [fit["attention"] for fit in result["fits"]] == list(primal_uea.ATTENTION)
+    assert all(0 <= fit["accuracy"] <= 100 and fit["epochs"] == 2 for fit in result["fits"])
+    assert primal_uea.run(setting) == result
+    assert "| JapaneseVowels | 24 / 14 | 2 |" in primal_uea.table(result)
+
+
+def fits(accuracies, seeds=2):
+    """A result: {set: {attention: mean}}, seeds one point apart."""
+    rows = [
+        {"set": name, "attention": kind, "accuracy": mean + seed - (seeds - 1) / 2}
+        for name, kinds in accuracies.items()
+        for kind, mean in kinds.items()
+        for seed in range(seeds)
+    ]
+    sets = {name: {"cases": [10, 20], "epochs": 100} for name in accuracies}
+    return {"quick": False, "sets": sets, "fits": rows, "wanted": len(rows)}
+
+
+def test_uea_table_says_who_wins():
+    kinds = dict(zip(primal_uea.ATTENTION, (98.0, 97.0, 98.2, 90.0, 97.5), strict=True))
+    other = dict(zip(primal_uea.ATTENTION, (80.0, 81.0, 82.0, 79.0, 83.0), strict=True))
+    table = primal_uea.table(fits({"JapaneseVowels": kinds, "UWaveGestureLibrary": other}))
+    assert "| 98.0 ± 0.7 [98.4] |" in table
+    assert "**89.0**" in table
+    assert "JapaneseVowels, primal, at least 97 %: 98.0 %, met" in table
+    assert "UWaveGestureLibrary, primal, at least 82 %: 80.0 %, MISSED" in table
+    assert "primal, at least softmax - 0.5 points in the mean: -1.1 points, MISSED" in table
+    assert (
+        "The control wins: without any attention the mean is 90.2 %, 0.2 points above the best attention (softmax)"
+        in table
+    )
+    assert "on UWaveGestureLibrary nothing beats it." in table
+    table = primal_uea.table(fits({"JapaneseVowels": kinds}, seeds=1) | {"wanted": 9})
+    assert "+" not in table.split("in the mean: ")[1].split(" points")[0]
+    assert "Without any attention the mean is 97.5 %, 0.7 points below the best attention (softmax)" in table
+    assert "it is no worse than softmax+primal, linear; on no set is it the best." in table
+    assert "Incomplete: 5 of 9 fits." in table
+
+
+def test_uea_mean_is_over_sets_that_all_ran():
+    half = {"primal": 50.0}
+    kinds = dict.fromkeys(primal_uea.ATTENTION, 90.0)
+    table = primal_uea.table(fits({"A": kinds, "B": half}))
+    assert "**mean of 1 sets**" in table
+    assert table.count("**90.0**") == 5
+
+
+def test_spectra_are_summed_up_by_layer_and_matrix():
+    from heedful import lens
+
+    given = {
+        "softmax": [torch.diag(torch.tensor([4.0, 2.0, 2.0])), torch.eye(3)],
+        "cosine": [torch.ones(3, 3), torch.eye(3)],
+    }
+    rows = primal_spectrum.summary(lens.spectrum(given))
+    assert [(row["layer"], row["matrix"]) for row in rows] == [
+        (0, "softmax"),
+        (0, "cosine"),
+        (1, "softmax"),
+        (1, "cosine"),
+    ]
+    assert rows[0]["c_1"] == pytest.approx(0.5)
+    assert rows[0]["effective_rank"] == pytest.approx(2**1.5)
+    assert rows[0]["rank_90"] == 3
+    assert rows[1]["effective_rank"] == pytest.approx(1.0, abs=1e-6)
+    assert rows[3]["effective_rank"] == pytest.approx(3.0)
+
+
+def test_spectrum_of_networks(vowels):
+    folder, (train, test) = vowels
+    hybrid = primal_spectrum.of_network(folder, "softmax+primal, eta 0.1", 0, 1, 3)
+    kinds = [(row["layer"], row["matrix"]) for row in hybrid["rows"]]
+    assert kinds == [(0, "softmax"), (0, "cosine"), (1, "primal"), (1, "cosine")]
+    assert len(hybrid["kkt"]) == 1
+    assert hybrid["rows"][2]["matrices"] == 3 * 8
+    longest = max(case.shape[1] for case in train.X)
+    lengths = [min(case.shape[1], longest) for case in test.X[:3]]
+    assert len(set(lengths)) > 1
+    assert hybrid["rows"][0]["bound"] == pytest.approx(np.mean(lengths))
+    assert hybrid["j_squared"] > 0
+    untrained = primal_spectrum.of_network(folder, "primal, untrained", 0, 1, 3)
+    trained = primal_spectrum.of_network(folder, "primal, eta 0", 0, 1, 3)
+    assert untrained["j_squared"] != trained["j_squared"]
+    assert untrained["kkt"] != trained["kkt"]
+    # A rate this small moves nothing to speak of: the weights are those that the seed drew.
+    model = SeriesClassifier("primal", epochs=1, lr=1e-30, random_state=0, device="cpu").fit(train.X, train.y)
+    torch.manual_seed(0)
+    for name, drawn in model._network().state_dict().items():
+        assert torch.allclose(model.network_.state_dict()[name], drawn, rtol=0, atol=1e-30), name
+
+
+def test_certificates_tell_a_kernel_svd(vowels):
+    torch.manual_seed(1)
+
+    class One(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = PrimalAttention(10, 2, rank=3, max_len=11).double()
+
+        def forward(self, x):
+            return self.layer(x)
+
+    network, x = One(), torch.randn(1, 11, 10, dtype=torch.float64)
+    before = primal_spectrum.certificates(network, (x,))
+    network.layer.fit_ksvd_(x)
+    after = primal_spectrum.certificates(network, (x,))
+    assert before["kkt"][0] > 0.1
+    assert after["kkt"][0] < 1e-12
+    assert after["j_squared"] < 1e-12 < before["j_squared"]
+
+
+def test_spectrum_table_follows_its_figures():
+    told = json.loads((root() / "experiments" / "results" / "primal-spectrum.json").read_text())
+    result = told["result"]
+    table = primal_spectrum.table(result)
+    assert "| 11 (the last) | 0.77 | 0.93 |" in table
+    assert len(result["minilm"]["rows"]) == 12
+    assert {one["network"] for one in result["networks"]} == set(primal_spectrum.NETWORKS)
+    for one in result["networks"]:
+        for row in one["rows"]:
+            assert row["effective_rank"] <= row["bound"]
+            assert row["bound"] <= 8 or row["matrix"] == "softmax"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in primal_efficiency.cases(256, "cpu", torch.float64) if "cuDNN" not in name]
+)
+def test_every_contestant_meets_float64(name):
+    case = primal_efficiency.cases(256, "cpu", torch.float32)[name]()
+    found = primal_efficiency.errors(case)
+    assert primal_efficiency.worst(found)[1] < 2e-4, found
+    assert {f"d out / d {leaf}" for leaf in case.names if leaf not in ("lambda", "lam")} <= set(found)
+    assert ("loss" in found) == ("primal" in name)
+
+
+def test_a_wrong_contestant_has_no_speed():
+    case = primal_efficiency.cases(256, "cpu", torch.float32)["primal"]()
+
+    def forgets_lambda(*leaves):
+        out, loss = case.function(*leaves[:-1], torch.ones_like(leaves[-1]))
+        return out, loss
+
+    wrong = primal_efficiency.Case(forgets_lambda, case.truth, case.names, case.sets, case.upstreams, is_ours=True)
+    row = {}
+    primal_efficiency._measure(wrong, row, 3)
+    assert row["refused"].startswith("error 1.0e+09 of d loss / d lambda, allowed 0.01")
+    assert "queued_ms" not in row
+
+
+def test_linear_cost_on_the_cpu():
+    """Check 11 of the sheet."""
+    result = {"quick": True, "gpu": [], "cpu": primal_efficiency.on_cpu(2)}
+    assert result["cpu"]["worst_error"] < 1e-4
+    for what, value, bound, at_least in primal_efficiency.bars(result):
+        assert value >= bound if at_least else value <= bound, (what, value)
+    assert primal_efficiency.table(result).count("| met |") == 2
+
+
+def test_efficiency_needs_a_gpu_unless_quick(tmp_path):
+    with pytest.raises(Unsupported, match="measures a GPU"):
+        primal_efficiency.run(Setting(False, "cpu", tmp_path, quiet))
+
+
+def test_efficiency_table_and_bars():
+    times = {
+        "primal": 0.06, "primal, plain": 0.5, "linear": 0.2, "Nystrom": 0.9, "Performer": 0.8, "cuDNN SDPA": 2.0,
+        "primal module": 0.3, "primal module, segment mean": 0.31, "primal module, plain": 0.6,
+    }  # fmt: skip
+    rows = [
+        {"name": name, "error": 1e-3, "megabytes": 3.0, "queued_ms": 2 * t, "graph_ms": t} for name, t in times.items()
+    ]
+    rows[3] = {"name": "Nystrom", "error": 0.5, "refused": "because"}
+    cpu = {
+        "milliseconds": {"primal 1024": 5.0, "SDPA 1024": 17.0, "primal 4096": 20.0, "SDPA 4096": 240.0},
+        "worst_error": 1e-6,
+    }
+    result = {"quick": False, "cpu": cpu, "gpu": [{"length": 16_384, "floor_ms": 0.032, "rows": rows}]}
+    table = primal_efficiency.table(result)
+    assert "| n = 16384: cuDNN SDPA / primal | 33.33 | >= 5 | met |" in table
+    assert "| n = 16384: primal module, plain / primal module | 2.00 | >= 3 | MISSED |" in table
+    assert "| n = 16384: Nystrom / primal | | >= 1 | no figure |" in table
+    assert "| n = 16384: primal / floor | 1.88 | <= 2 | met |" in table
+    assert "- Nystrom, n = 16384: because" in table
+    assert "| primal | 0.1200 / 0.0600, 3 MB |" in table
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run where there is one")
+def test_efficiency_on_the_device():
+    told = primal_efficiency.measure(1_024, 3)
+    assert {row["name"] for row in told["rows"]} == set(primal_efficiency.cases(1_024, "cuda", torch.bfloat16))
+    for row in told["rows"]:
+        assert "refused" not in row, row
+        assert row["queued_ms"] > 0
+        assert "graph_ms" in row, row
+
+
+def test_the_recipes_are_registered():
+    assert {"primal-uea", "primal-listops", "primal-efficiency", "primal-spectrum"} <= set(names())
