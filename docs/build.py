@@ -15,6 +15,7 @@ ROOMS = {
     "heedful.masks": "Masks: who may attend to whom",
     "heedful.ops": "Implementations of `attend`",
     "heedful.nn": "Layers",
+    "heedful.series": "Time series",
     "heedful.lens": "Lenses on models",
     "heedful.lens.symmetry": "The symmetry laboratory",
     "heedful.lens.depth": "The depth planner",

@@ -196,7 +196,7 @@ def test_look_as_json(run, saved, tmp_path):
     assert told["text"] == TEXT
     assert told["tokens"] == ["[CLS]", *TEXT.split(), "[SEP]"]
     assert (told["model"]["layers"], told["model"]["heads"], told["model"]["dtype"]) == (2, 3, "float32")
-    assert set(told["sections"]) | set(told["not_applicable"]) == {"attention", "symmetry", "depth"}
+    assert set(told["sections"]) | set(told["not_applicable"]) == {"attention", "spectrum", "symmetry", "depth"}
     heads = told["sections"]["attention"]
     assert [len(layer["heads"]) for layer in heads["layers"]] == [3, 3]
     assert heads["strongest_pairs"]

@@ -23,7 +23,8 @@ ALLOWED = {
     "_errors": set(),
     "_types": set(),
     "_pretrained": GROUND,
-    "__init__": {"bridges", "kernels", "lens", "masks", "nn", "ops", "_attend", "_errors"},  # for type checkers
+    # for type checkers
+    "__init__": {"bridges", "kernels", "lens", "masks", "nn", "ops", "series", "_attend", "_errors"},
     "kernels": GROUND,
     "masks": GROUND,
     "ops": GROUND | {"kernels", "masks"},
@@ -32,6 +33,8 @@ ALLOWED = {
     "bridges": GROUND | {"kernels", "masks", "ops", "_attend", "nn"},
     **{room: GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges"} for room in DATA_ROOMS},
     "lens": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges"},
+    "decomposition": GROUND | {"kernels", "ops"},
+    "convert": GROUND | {"nn", "bridges"},
     "__main__": {"cli"},
     "cli": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "lens", *DATA_ROOMS},
     "web": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "lens", "cli", *DATA_ROOMS},
@@ -95,6 +98,12 @@ def test_the_core_needs_torch_and_numpy_alone(path):
         assert package == "heedful" or package in allowed, f"{path} imports {name} at module level"
 
 
+def test_lightning_is_named_in_one_place():
+    names = ("lightning", "pytorch_lightning", "lightning_fabric")
+    naming = {path for path in FILES if any(name.split(".")[0] in names for name in imports(path))}
+    assert naming == {SOURCE / "bridges" / "training.py"}
+
+
 def test_triton_is_named_by_fused_kernels_alone():
     naming = {path for path in FILES if any(name.split(".")[0] == "triton" for name in imports(path, inside=False))}
     assert naming
@@ -143,8 +152,9 @@ def test_docs_list_every_public_name():
 
 
 def test_public_things_have_docstrings():
-    rooms = ("kernels", "nn", "masks", "lens", "lens.symmetry", "lens.depth", "bridges.transformers", "bridges.watch")
-    for module in (f"heedful.{room}" for room in rooms):
+    rooms = ("kernels", "nn", "masks", "series", "lens", "lens.symmetry", "lens.depth")
+    bridges = ("bridges.estimator", "bridges.training", "bridges.transformers", "bridges.watch")
+    for module in (f"heedful.{room}" for room in (*rooms, *bridges)):
         home = importlib.import_module(module)
         for name in home.__all__:
             thing = getattr(home, name)

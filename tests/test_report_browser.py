@@ -138,15 +138,17 @@ def test_a_strong_pair_opens_its_head_at_its_cell(page, demo):
 @with_demo
 def test_tables_sort_and_words_pick_heads_out(page, demo):
     def column():
-        return page.run("return [...document.querySelectorAll('.sortable tbody tr')].map(r => +r.cells[3].textContent)")
+        return page.run(
+            "return [...document.querySelectorAll('#attention .sortable tbody tr')].map(r => +r.cells[3].textContent)"
+        )
 
     entropies = [round(head.entropy, 3) for heads in demo[0].attention.layers for head in heads]
     assert column() == entropies
-    page.click(".sortable th:nth-child(4) button")
+    page.click("#attention .sortable th:nth-child(4) button")
     assert column() == sorted(entropies)
-    page.click(".sortable th:nth-child(4) button")
+    page.click("#attention .sortable th:nth-child(4) button")
     assert column() == sorted(entropies, reverse=True)
-    assert page.run("return document.querySelector('.sortable th:nth-child(4)').ariaSort") == "descending"
+    assert page.run("return document.querySelector('#attention .sortable th:nth-child(4)').ariaSort") == "descending"
     page.click(".words li[data-word='broad'] button")
     left = page.run("return document.querySelectorAll('.tile:not(.aside)').length")
     assert left == sum(head.focus == "broad" for heads in demo[0].attention.layers for head in heads)

@@ -41,7 +41,7 @@ _HOMES = {
         "heedful.kernels",
     ),
 }
-_ROOMS = ("bridges", "kernels", "lens", "masks", "nn", "ops")
+_ROOMS = ("bridges", "kernels", "lens", "masks", "nn", "ops", "series")
 
 __all__ = [
     "CorruptModel",
@@ -70,6 +70,7 @@ __all__ = [
     "masks",
     "nn",
     "ops",
+    "series",
 ]
 
 
@@ -89,7 +90,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from heedful import bridges, kernels, lens, masks, nn, ops
+    from heedful import bridges, kernels, lens, masks, nn, ops, series
     from heedful._attend import Plan, attend
     from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra, Unsupported
     from heedful.kernels import (
