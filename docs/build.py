@@ -16,6 +16,8 @@ ROOMS = {
     "heedful.ops": "Implementations of `attend`",
     "heedful.nn": "Layers",
     "heedful.series": "Time series",
+    "heedful.decomposition": "Kernel SVD",
+    "heedful.convert": "Pretrained models made linear",
     "heedful.lens": "Lenses on models",
     "heedful.lens.symmetry": "The symmetry laboratory",
     "heedful.lens.depth": "The depth planner",

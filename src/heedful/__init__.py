@@ -24,6 +24,7 @@ _HOMES = {
     "MissingExtra": "heedful._errors",
     "LinearState": "heedful.ops",
     "look": "heedful.lens.report",
+    "KernelSVD": "heedful.decomposition",
     **dict.fromkeys(
         (
             "Cosine",
@@ -41,7 +42,7 @@ _HOMES = {
         "heedful.kernels",
     ),
 }
-_ROOMS = ("bridges", "kernels", "lens", "masks", "nn", "ops", "series")
+_ROOMS = ("bridges", "convert", "decomposition", "kernels", "lens", "masks", "nn", "ops", "series")
 
 __all__ = [
     "CorruptModel",
@@ -52,6 +53,7 @@ __all__ = [
     "HigherOrder",
     "InvalidArgument",
     "Kernel",
+    "KernelSVD",
     "Laplace",
     "LinearState",
     "MissingExtra",
@@ -64,6 +66,8 @@ __all__ = [
     "Unsupported",
     "attend",
     "bridges",
+    "convert",
+    "decomposition",
     "kernels",
     "lens",
     "look",
@@ -90,9 +94,10 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from heedful import bridges, kernels, lens, masks, nn, ops, series
+    from heedful import bridges, convert, decomposition, kernels, lens, masks, nn, ops, series
     from heedful._attend import Plan, attend
     from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra, Unsupported
+    from heedful.decomposition import KernelSVD
     from heedful.kernels import (
         Cosine,
         FeatureMap,
