@@ -353,7 +353,7 @@ def test_autocast_reaches_the_linear_maps_alone():
         out = layer(x)
         assert out.dtype == torch.bfloat16
         assert layer.scores(x).e.dtype == torch.float32
-        assert layer._last.energy_e.dtype == layer.ksvd_loss().dtype == torch.float32
+        assert layer._last.energy.dtype == layer.ksvd_loss().dtype == torch.float32
         torch.testing.assert_close(layer.ksvd_loss(), loss, rtol=2e-2, atol=0)
         layer.ksvd_loss().backward()
     assert ((out - wanted).norm() / wanted.norm()).item() < 2e-2

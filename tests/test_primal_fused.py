@@ -43,10 +43,10 @@ def outcome(leaves, keep, fused, monkeypatch, parts=True):
     found = [out]
     if parts:
         heads, _, rank = leaves[2].shape
-        lam = torch.linspace(0.5, 2.0, heads * rank, device=DEVICE, dtype=made.energy_e.dtype).view(heads, rank)
+        lam = torch.linspace(0.5, 2.0, heads * rank, device=DEVICE, dtype=made.energy.dtype).view(heads, rank)
         told = [primal.objective(made, lam), primal.objective(made, lam, trace="data"), primal.residual(made, lam)]
-        loss = loss + sum((number.square() * 3).sum() for number in told)
-        found += told
+        loss = loss + sum((number.square() * 3).sum() for number in told) + 0.7 * primal.penalty(made, lam)
+        found += [*told, primal.penalty(made, lam)]
     return found + list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None]))
 
 
@@ -57,7 +57,7 @@ def assert_same(leaves, keep, monkeypatch, bound, parts=True):
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
-        error = float((one.double() - other).norm() / other.norm().clamp_min(1e-3))
+        error = float(((one.double() - other).norm() / other.norm().clamp_min(1e-3)).detach())
         assert error < bound, error
 
 
@@ -125,10 +125,14 @@ def test_an_encoder_trains_through_them():
 def test_operators_are_sound():
     leaves = inputs(n=19)
     keep = torch.arange(19, device=DEVICE).expand(2, -1) < 13
-    mix = torch.randn(2, 2, 3, 8, 8, device=DEVICE, requires_grad=True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    for arguments in ((leaves[0], mix, leaves[-1], keep, True), (leaves[0], mix, None, None, False)):
+    for arguments in ((*leaves, keep, True), (leaves[0], None, *inputs(rows=8)[2:-1], None, None, False)):
         torch.library.opcheck(torch.ops.heedful.primal_fold.default, arguments, test_utils=tests)
+    energy, lam, product = (
+        torch.rand(shape, device=DEVICE, requires_grad=True) for shape in ((2, 2, 3, 5), (3, 5), (3,))
+    )
+    tokens = torch.tensor([7.0, 0.0], device=DEVICE)
+    torch.library.opcheck(torch.ops.heedful.primal_penalty.default, (energy, lam, product, tokens), test_utils=tests)
 
 
 def test_compiles_without_a_graph_break():
@@ -152,11 +156,12 @@ def test_no_second_derivative():
 
 def test_what_they_do_not_take():
     x = torch.randn(1, 2, 5, 8, device=DEVICE)
-    assert primal_ops.usable(x, 8, frozenset({DEVICE}))
-    assert not primal_ops.usable(x, 8, frozenset())
-    assert not primal_ops.usable(x.double(), 8, frozenset({DEVICE}))
-    assert not primal_ops.usable(x, 129, frozenset({DEVICE}))
-    assert not primal_ops.usable(x[:, :, :0], 8, frozenset({DEVICE}))
+    assert primal_ops.usable(x, 8, 5, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 8, 5, frozenset())
+    assert not primal_ops.usable(x.double(), 8, 5, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 129, 5, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 8, 129, frozenset({DEVICE}))
+    assert not primal_ops.usable(x[:, :, :0], 8, 5, frozenset({DEVICE}))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter multiplies bfloat16 wrongly; needs a CUDA device")
@@ -164,5 +169,8 @@ def test_what_they_do_not_take():
 @pytest.mark.parametrize("size", [32, 64, 80, 128])
 def test_sixteen_bits(size, dtype, bound, monkeypatch):
     leaves = inputs(heads=4, n=1031, size=size, rows=200, rank=20, dtype=dtype)
+    with torch.no_grad():  # as a layer starts: gradients of J^2 would leave the range of float16
+        for weight in leaves[2:4]:
+            weight *= (200 * 20) ** -0.5
     keep = torch.arange(1031, device=DEVICE) < torch.tensor([[1031], [700]], device=DEVICE)
     assert_same(leaves, keep, monkeypatch, bound)

@@ -110,7 +110,7 @@ class PrimalCore(Module):
                 "the last forward pass recorded no gradients, so those of its loss would be wrong: call ksvd_loss under "
                 "torch.no_grad() too, and give gradient checkpointing use_reentrant=False"
             )
-        with ops.exact(self._last.energy_e), torch.set_grad_enabled(wanted and self._recorded):
+        with ops.exact(self._last.energy), torch.set_grad_enabled(wanted and self._recorded):
             return ops.penalty(self._last, self._lambda(), reduction, trace, penalty)
 
     def kkt_residual(

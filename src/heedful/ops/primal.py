@@ -19,9 +19,8 @@ from heedful.ops.ksvd import lifted, lowered, relative_gap
 COSINE = Cosine()
 IDENTITY = Polynomial(1, scale=1.0)
 
-# Devices on which the fused kernels run. Tests add theirs: so far Triton's interpreter alone has run these kernels, so no
-# device takes them by itself. `FUSED = frozenset({"cuda"})` turns them on.
-FUSED: frozenset[str] = frozenset()
+# Devices on which the fused kernels run. Tests add the CPU, where Triton's interpreter runs them.
+FUSED: frozenset[str] = frozenset({"cuda"})
 
 Reduction = Literal["per_sample", "batch"]
 Trace = Literal["param", "data"]
@@ -38,9 +37,9 @@ class Scores(NamedTuple):
 class Parts(NamedTuple):
     """What the objective and the KKT residual need of one pass: its size does not depend on the length."""
 
-    energy_e: Tensor  # [B, H, s], sum over tokens of e^2
-    energy_r: Tensor  # [B, H, s]
+    energy: Tensor  # [B, 2, H, s], sum over tokens of e^2, and of r^2
     tokens: Tensor  # [B], how many
+    product: Tensor  # [H], tr(W_e^T W_r)
     w_e: Tensor  # [H, n', s], or [H, p, s] where weights are static
     w_r: Tensor
     data: Data | None  # None where every prefix has a kernel of its own
@@ -49,11 +48,9 @@ class Parts(NamedTuple):
 class Data(NamedTuple):
     """The same weights as they act on features, and what one multiplication by the Gram matrix makes of them."""
 
-    w_e: Tensor  # [B, H, p, s], or [H, p, s] where weights are static
-    w_r: Tensor
-    moment_e: Tensor  # [B, H, p, s], Phi_q^T E
-    moment_r: Tensor
-    sample: Tensor | None  # [B, H, n', p]
+    on: Tensor  # [B, 2, H, p, s], or [2, H, p, s] where weights are static: F^T W_e and F^T W_r
+    moment: Tensor  # [B, 2, H, p, s], Phi_q^T E and Phi_k^T R
+    sample: Tensor | None  # [B, H, n', p], as it was given
 
 
 class Folded(NamedTuple):
@@ -189,10 +186,10 @@ def folded(
         made = None
         if parts:
             phi_q, phi_k = kept(phi_q, keep), kept(phi_k, keep)
-            moment_e, moment_r = (phi.mT @ phi @ on for phi, on in ((phi_q, on_e), (phi_k, on_r)))
-            energy_e, energy_r = (on_e * moment_e).sum(dim=-2), (on_r * moment_r).sum(dim=-2)
-            data = Data(on_e, on_r, moment_e, moment_r, sample)
-            made = Parts(energy_e, energy_r, counted(query, keep), w_e, w_r, data)
+            moments = [phi.mT @ phi @ on for phi, on in ((phi_q, on_e), (phi_k, on_r))]
+            data = Data(torch.stack((on_e, on_r), dim=-4), torch.stack(moments, dim=1), sample)
+            energy = (data.on * data.moment).sum(dim=-2)
+            made = Parts(energy, counted(query, keep), trace_of(w_e, w_r), w_e, w_r, data)
         return Folded(out.to(query.dtype), made)
 
 
@@ -219,7 +216,7 @@ def folded_pair(
 def _fusable(query: Tensor, key: Tensor, c_e: Tensor, feature_map: Kernel) -> bool:
     """Whether the fused kernels serve: cosine features of 16-bit or float32 tensors on a GPU."""
     plain = type(feature_map) is Cosine and query.dtype == key.dtype
-    return plain and primal_ops.usable(query, c_e.shape[-2], FUSED)
+    return plain and primal_ops.usable(query, c_e.shape[-2], c_e.shape[-1], FUSED)
 
 
 def _fused(
@@ -234,21 +231,16 @@ def _fused(
     parts: bool,
 ) -> Folded:
     """Both sides in one stack: the device waits for few launches, and reads queries and keys once."""
+    w_r, c_r = w_r.to(w_e.dtype), c_r.to(c_e.dtype)
     with exact(pair):
-        kind = torch.float32
-        sample = None if sample is None else sample.to(kind)
-        weights = torch.stack((w_e, w_r), dim=-4).to(kind)  # [(B,) 2, H, m, s]
-        readers = torch.stack((c_e, c_r)).to(kind)  # [2, (H,) v, s]
-        on = lowered(weights, None if sample is None else sample[:, None])  # [(B,) 2, H, p, s]
-        on = on.expand(pair.shape[0], *on.shape[-4:])
-        out, gram = primal_ops.primal_fold(pair, on @ readers.view(2, -1, *readers.shape[-2:]).mT, bias, keep, parts)
+        out, on, product, energy, moment, _, _ = primal_ops.primal_fold(
+            pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts
+        )
         made = None
         if parts:
-            moment = gram @ on
-            energy = (on * moment).sum(dim=-2)
-            data = Data(on[:, 0], on[:, 1], moment[:, 0], moment[:, 1], sample)
-            tokens = counted(pair.transpose(1, 2), keep)
-            made = Parts(energy[:, 0], energy[:, 1], tokens, w_e.to(kind), w_r.to(kind), data)
+            kind = torch.float32
+            data = Data(on, moment, sample)
+            made = Parts(energy, counted(pair.transpose(1, 2), keep), product, w_e.to(kind), w_r.to(kind), data)
         return Folded(out.transpose(1, 2), made)
 
 
@@ -270,9 +262,14 @@ def read(scores: Scores, c_e: Tensor, c_r: Tensor, bias: Tensor | None) -> Tenso
 
 def scored(scores: Scores, w_e: Tensor, w_r: Tensor, keep: Tensor | None) -> Parts:
     """The parts of scores that were written out, as the causal prefix form does."""
-    energy_e, energy_r = (kept(part, keep).square().sum(dim=-2) for part in scores)
-    kind = energy_e.dtype
-    return Parts(energy_e, energy_r, counted(scores.e, keep), w_e.to(kind), w_r.to(kind), data=None)
+    energy = torch.stack([kept(part, keep).square().sum(dim=-2) for part in scores], dim=1)
+    w_e, w_r = w_e.to(energy.dtype), w_r.to(energy.dtype)
+    return Parts(energy, counted(scores.e, keep), trace_of(w_e, w_r), w_e, w_r, data=None)
+
+
+def trace_of(w_e: Tensor, w_r: Tensor) -> Tensor:
+    """tr(W_e^T W_r) of every head."""
+    return (w_e * w_r).sum(dim=(-2, -1))
 
 
 def kept(x: Tensor, keep: Tensor | None) -> Tensor:
@@ -303,11 +300,11 @@ def objective(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample", tr
         raise Unsupported(
             "trace='data' needs one set of weights per sequence, but causal='prefix' has one per token; use trace='param'"
         )
-    energy = (parts.energy_e + parts.energy_r) * lam.to(parts.energy_e.dtype).square()
+    energy = parts.energy.sum(dim=1) * lam.to(parts.energy.dtype).square()
     quadratic = energy.sum(dim=-1).mean(dim=-1) / 2  # [B]
     there = (parts.tokens > 0).to(quadratic.dtype)
-    w_e, w_r = (parts.w_e, parts.w_r) if trace == "param" or parts.data is None else parts.data[:2]
-    product = (w_e * w_r).sum(dim=(-2, -1)).mean(dim=-1)  # [B], or () for weights that all sequences share
+    traces = parts.product if trace == "param" or parts.data is None else trace_of(*parts.data.on.unbind(-4))
+    product = traces.mean(dim=-1)  # [B], or () for weights that all sequences share
     if reduction == "per_sample":
         return (quadratic / parts.tokens.clamp_min(1) - product) * there
     product = (product * there).sum() / there.sum().clamp_min(1)
@@ -325,7 +322,9 @@ def residual(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample") -> 
         raise Unsupported(
             "causal='prefix' has a kernel for every prefix, so no single decomposition to check; use causal=False"
         )
-    pull_e, pull_r = (lifted(moment, parts.data.sample) for moment in (parts.data.moment_e, parts.data.moment_r))
+    moment = parts.data.moment
+    rows = None if parts.data.sample is None else parts.data.sample.to(moment.dtype)
+    pull_e, pull_r = (lifted(part, rows) for part in moment.unbind(1))
     weights = lam.to(pull_e.dtype).square()[:, None, :]
     if reduction == "batch":
         pull_e, pull_r, count = pull_e.sum(dim=0), pull_r.sum(dim=0), parts.tokens.sum()
@@ -342,6 +341,10 @@ def penalty(
     """What is added to a loss, a number: the mean of J^2, or of the KKT residual, over sequences that have tokens."""
     if kind not in get_args(Penalty):
         raise InvalidArgument(f"penalty must be one of {', '.join(get_args(Penalty))}; got {kind!r}")
+    if (reduction, trace, kind) == ("per_sample", "param", "objective") and primal_ops.usable_loss(
+        parts.energy, lam, FUSED
+    ):
+        return primal_ops.primal_penalty(parts.energy, lam, parts.product, parts.tokens)[0]
     if kind == "kkt":
         each = residual(parts, lam, reduction).mean(dim=-1)
     else:

@@ -1,6 +1,7 @@
 r"""Primal-Attention's fold as Triton kernels: queries and keys are read once, outputs written once, scores never.
 
-With $\phi_i = q_i / \max(\lVert q_i\rVert, \epsilon)$, $\psi_i$ the same of the keys and one matrix each, `[p, v]`, per head,
+With $\phi_i = q_i / \max(\lVert q_i\rVert, \epsilon)$, $\psi_i$ the same of the keys, weights as they act on features
+$W_{e|X} = F^\top W_e$ and one matrix each, $M_e = W_{e|X} C_e^\top$ `[p, v]`, per head,
 
 $$o_i = \phi_i M_e + \psi_i M_r + b, \qquad G_q = \sum_i m_i\, \phi_i \phi_i^\top, \qquad G_k = \sum_i m_i\, \psi_i \psi_i^\top,$$
 
@@ -9,8 +10,9 @@ where $m_i$ is 0 at padding. Backward, with $g_i$ the gradient of $o_i$ and $S_q
 $$\bar\phi_i = g_i M_e^\top + m_i\, \phi_i S_q, \qquad \bar q_i = (\bar\phi_i - \phi_i\, (\phi_i \cdot \bar\phi_i)) / \lVert q_i \rVert, \qquad
 \bar M_e = \sum_i \phi_i g_i^\top.$$
 
-Sums over tokens are kept in float32, one partial sum per span of tokens; nothing is added atomically, so results repeat
-bit by bit. bfloat16 is multiplied in bfloat16, a float32 matrix as the sum of two bfloat16 parts.
+What is small takes few launches: `prepare` makes the matrices, `finish` the energies and `penalty` the loss;
+`penalty_backward`, `gather` and `spread` go the other way. Sums over tokens are kept in float32, one partial sum per span of tokens; nothing is added
+atomically, so results repeat bit by bit. 16-bit inputs are multiplied in 16 bit, matrices scaled to 1 for it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped,misc"
@@ -31,49 +33,115 @@ def _rows(pointer, rows, stride, cols, n, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _inside(first, n, cols, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    inside = (first + tl.arange(0, ROWS) < n)[:, None]
+    if cols.shape[0] != SIZE:
+        inside = inside & (cols < SIZE)[None, :]
+    return inside
+
+
+@triton.jit
+def _block(pointer, first, stride, cols, n, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """A block of rows, zero outside. Where it begins is one number, so that places within it stay the same in a loop."""
+    at = pointer + first.to(tl.int64) * stride + (tl.arange(0, ROWS)[:, None] * stride + cols[None, :])
+    return tl.load(at, mask=_inside(first, n, cols, ROWS, SIZE), other=0.0)
+
+
+@triton.jit
+def _keep_block(pointer, values, first, stride, cols, n, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    at = pointer + first.to(tl.int64) * stride + (tl.arange(0, ROWS)[:, None] * stride + cols[None, :])
+    tl.store(at, values.to(pointer.dtype.element_ty), mask=_inside(first, n, cols, ROWS, SIZE))
+
+
+@triton.jit
 def _matrix(pointer, rows, cols, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """A whole matrix, zero outside."""
+    """A whole matrix in float32, zero outside."""
     mask = (rows < HEIGHT)[:, None] & (cols < WIDTH)[None, :]
-    return tl.load(pointer + rows[:, None] * WIDTH + cols[None, :], mask=mask, other=0.0)
+    return tl.load(pointer + rows[:, None] * WIDTH + cols[None, :], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _keep_matrix(pointer, values, rows, cols, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    mask = (rows < HEIGHT)[:, None] & (cols < WIDTH)[None, :]
-    tl.store(pointer + rows[:, None] * WIDTH + cols[None, :], values, mask=mask)
+def _keep_rows(pointer, values, rows, stride, cols, n, SIZE: tl.constexpr):
+    mask = (rows < n)[:, None] & (cols < SIZE)[None, :]
+    at = pointer + rows.to(tl.int64)[:, None] * stride + cols[None, :]
+    tl.store(at, values.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _split(matrix, DOT: tl.constexpr):
-    """A matrix as the sum of two of fewer bits; the second is not used where one has them all."""
-    high = matrix.to(DOT)
-    return high, (matrix - high.to(tl.float32)).to(DOT)
+def _summed(pointer, spans, step, rows, cols, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """The sum over spans of some rows of a matrix each; eight loads are under way at once."""
+    inside = (rows < HEIGHT)[:, None] & (cols < WIDTH)[None, :]
+    at = pointer + rows[:, None] * WIDTH + cols[None, :]
+    total = tl.zeros([rows.shape[0], cols.shape[0]], tl.float32)
+    for start in range(0, spans, 8):
+        for j in tl.static_range(8):
+            left = spans - start - j + tl.zeros([1, 1], tl.int32)
+            total += tl.load(at + (start + j) * step, mask=inside & (left > 0), other=0.0)
+    return total
 
 
 @triton.jit
-def _times(x, high, low, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """x (high + low)."""
-    out = tl.dot(x.to(DOT), high, input_precision=PRECISION)
-    if DOT == tl.bfloat16:
-        out = tl.dot(x.to(DOT), low, out)
-    return out
+def _size(matrix, other, DOT: tl.constexpr):
+    """What both matrices are divided by so that 16 bits hold them."""
+    if DOT == tl.float16:
+        most = tl.maximum(tl.max(tl.max(tl.abs(matrix), 1), 0), tl.max(tl.max(tl.abs(other), 1), 0))
+        return tl.where(most > 0, most, 1.0)
+    else:
+        return 1.0
 
 
 @triton.jit
-def _inverse(x):
-    """One over the norm of every row, and whether the row is long enough for its norm to count."""
+def _unit(x, DOT: tl.constexpr):
+    """Rows of length 1 in the type they are multiplied in, 1 / length, and whether a row is long enough to have a direction."""
     x = x.to(tl.float32)
     square = tl.sum(x * x, 1)
-    return tl.rsqrt(tl.maximum(square, TINY)), square > TINY
+    over = tl.rsqrt(tl.maximum(square, TINY))
+    return (x * over[:, None]).to(DOT), over, square > TINY
 
 
 @triton.jit
-def _seen(keep_, b, rows, n, KEEP: tl.constexpr):
-    inside = rows < n
+def _counted(phi, keep_, b, first, n, KEEP: tl.constexpr):
+    """Zero at padding; beyond the end phi is zero already."""
     if KEEP:
-        return tl.load(keep_ + b.to(tl.int64) * n + rows, mask=inside, other=0) != 0
+        rows = first + tl.arange(0, phi.shape[0])
+        seen = tl.load(keep_ + b.to(tl.int64) * n + rows, mask=rows < n, other=0) != 0
+        return tl.where(seen[:, None], phi, 0.0).to(phi.dtype)
     else:
-        return inside
+        return phi
+
+
+@triton.jit
+def prepare(
+    sample_, w_e_, w_r_, c_e_, c_r_, on_, mix_, product_, heads, m, stride_b, stride_h, stride_m, stride_c,
+    P: tl.constexpr, V: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_S: tl.constexpr, ROWS: tl.constexpr, STATIC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One head of one sequence, queries or keys: F^T W `[B, 2, H, p, s]`, F^T W C^T `[B, 2, H, p, v]`, and tr(W_e^T W_r) `[H]`."""
+    head, side = tl.program_id(0), tl.program_id(1)
+    b, h = head // heads, head % heads
+    deep, wide, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_S)
+    mine_, c_ = w_e_, c_e_
+    if side == 1:
+        mine_, c_ = w_r_, c_r_
+    mine_ += h * m * S
+    on = tl.zeros([BLOCK_P, BLOCK_S], tl.float32)
+    product = tl.zeros([BLOCK_S], tl.float32)
+    for start in range(0, m, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        w = _rows(mine_, rows, S, rank, m, S).to(tl.float32)
+        if side == 0:
+            product += tl.sum(w * _rows(w_r_ + h * m * S, rows, S, rank, m, S).to(tl.float32), 0)
+        if not STATIC:
+            f = _rows(sample_ + b.to(tl.int64) * stride_b + h * stride_h, rows, stride_m, deep, m, P).to(tl.float32)
+            on = tl.dot(tl.trans(f), w, on, input_precision=PRECISION)
+    if STATIC:
+        on = _matrix(mine_, deep, rank, P, S)
+    at = ((b * 2 + side) * heads + h).to(tl.int64)
+    _keep_rows(on_ + at * P * S, on, deep, S, rank, P, S)
+    c = _matrix(c_ + h * stride_c, wide, rank, V, S)
+    _keep_rows(mix_ + at * P * V, tl.dot(on, tl.trans(c), input_precision=PRECISION), deep, V, wide, P, V)
+    if side == 0 and b == 0:
+        tl.store(product_ + h, tl.sum(product, 0))
 
 
 @triton.jit
@@ -87,89 +155,247 @@ def fold(
     b, h = head // heads, head % heads
     deep, wide = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
     query_ = pair_ + b.to(tl.int64) * stride_b + h * stride_h
-    high_e, low_e = _split(_matrix(mix_ + (b * 2 * heads + h).to(tl.int64) * P * V, deep, wide, P, V), DOT)
-    high_r, low_r = _split(_matrix(mix_ + ((b * 2 + 1) * heads + h).to(tl.int64) * P * V, deep, wide, P, V), DOT)
+    out_ += (b.to(tl.int64) * n * heads + h) * V
+    mix_e = _matrix(mix_ + (b * 2 * heads + h).to(tl.int64) * P * V, deep, wide, P, V)
+    mix_r = _matrix(mix_ + ((b * 2 + 1) * heads + h).to(tl.int64) * P * V, deep, wide, P, V)
+    size = _size(mix_e, mix_r, DOT)
+    mix_e, mix_r = (mix_e / size).to(DOT), (mix_r / size).to(DOT)
     gram_q = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
     gram_k = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ + wide, mask=wide < V, other=0.0).to(tl.float32)[None, :]
     for block in range(blocks):
-        rows = (span * blocks + block) * ROWS + tl.arange(0, ROWS)
-        query = _rows(query_, rows, stride_n, deep, n, P)
-        key = _rows(query_ + stride_t, rows, stride_n, deep, n, P)
-        over_q, _ = _inverse(query)
-        over_k, _ = _inverse(key)
-        out = _times(query, high_e, low_e, DOT, PRECISION) * over_q[:, None]
-        out += _times(key, high_r, low_r, DOT, PRECISION) * over_k[:, None]
+        first = (span * blocks + block) * ROWS
+        query = _block(query_, first, stride_n, deep, n, ROWS, P)
+        key = _block(query_ + stride_t, first, stride_n, deep, n, ROWS, P)
+        phi, over_q, _ = _unit(query, DOT)
+        psi, over_k, _ = _unit(key, DOT)
+        # As they are loaded they can be multiplied from shared memory; lengths are divided out afterwards.
+        out = tl.dot(query, mix_e, input_precision=PRECISION) * (over_q * size)[:, None]
+        out += tl.dot(key, mix_r, input_precision=PRECISION) * (over_k * size)[:, None]
         if BIAS:
-            out += tl.load(bias_ + wide, mask=wide < V, other=0.0).to(tl.float32)[None, :]
-        where = ((b.to(tl.int64) * n + rows) * heads + h) * V
-        inside = (rows < n)[:, None] & (wide < V)[None, :]
-        tl.store(out_ + where[:, None] + wide[None, :], out.to(out_.dtype.element_ty), mask=inside)
+            out += bias
+        _keep_block(out_, out, first, heads * V, wide, n, ROWS, V)
         if GRAM:
-            seen = _seen(keep_, b, rows, n, KEEP)
-            part = tl.where(seen, over_q * over_q, 0.0)[:, None] * query.to(tl.float32)
-            gram_q = tl.dot(tl.trans(part.to(DOT)), query.to(DOT), gram_q, input_precision=PRECISION)
-            part = tl.where(seen, over_k * over_k, 0.0)[:, None] * key.to(tl.float32)
-            gram_k = tl.dot(tl.trans(part.to(DOT)), key.to(DOT), gram_k, input_precision=PRECISION)
+            gram_q = tl.dot(tl.trans(_counted(phi, keep_, b, first, n, KEEP)), phi, gram_q, input_precision=PRECISION)
+            gram_k = tl.dot(tl.trans(_counted(psi, keep_, b, first, n, KEEP)), psi, gram_k, input_precision=PRECISION)
     if GRAM:
-        first = gram_ + (head * tl.num_programs(1) + span).to(tl.int64) * 2 * P * P
-        _keep_matrix(first, gram_q, deep, deep, P, P)
-        _keep_matrix(first + P * P, gram_k, deep, deep, P, P)
+        gram_ += (head * tl.num_programs(1) + span).to(tl.int64) * 2 * P * P
+        _keep_rows(gram_, gram_q, deep, P, deep, P, P)
+        _keep_rows(gram_ + P * P, gram_k, deep, P, deep, P, P)
+
+
+@triton.jit
+def finish(
+    part_, on_, gram_, moment_, energy_, heads, spans,
+    P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sixteen rows of one head, queries or keys: of the Gram matrix, of G W, and their part of diag(W^T G W) `[B, 2, H, slices, s]`."""
+    head, side, cut = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h = head // heads, head % heads
+    deep, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
+    rows = cut * 16 + tl.arange(0, 16)
+    at = ((b * 2 + side) * heads + h).to(tl.int64)
+    # Loads that wait for nothing come first.
+    on, mine = _matrix(on_ + at * P * S, deep, rank, P, S), _matrix(on_ + at * P * S, rows, rank, P, S)
+    gram = _summed(part_ + (head.to(tl.int64) * spans * 2 + side) * P * P, spans, 2 * P * P, rows, deep, P, P)
+    moment = tl.dot(gram, on, input_precision=PRECISION)
+    energy = tl.sum(mine * moment, 0)
+    _keep_rows(gram_ + at * P * P, gram, rows, P, deep, P, P)
+    _keep_rows(moment_ + at * P * S, moment, rows, S, rank, P, S)
+    tl.store(energy_ + (at * tl.num_programs(2) + cut) * S + rank, energy, mask=rank < S)
+
+
+@triton.jit
+def _slope(on, denergy_, dmoment_, at, deep, rank, P: tl.constexpr, S: tl.constexpr, ENERGY: tl.constexpr, MOMENT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The gradient of a Gram matrix plus its transpose."""
+    left = tl.zeros_like(on)
+    if ENERGY:
+        left += on * tl.load(denergy_ + at * S + rank, mask=rank < S, other=0.0)[None, :]
+    if MOMENT:
+        left += _matrix(dmoment_ + at * P * S, deep, rank, P, S)
+    half = tl.dot(left, tl.trans(on), input_precision=PRECISION)
+    return half + tl.trans(half)
 
 
 @triton.jit
 def fold_backward(
-    pair_, mix_, keep_, above_, slope_, dpair_, dmix_, dbias_, heads, n, blocks, stride_b, stride_n, stride_t, stride_h,
-    above_b, above_n, above_h,
-    P: tl.constexpr, V: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
-    KEEP: tl.constexpr, BIAS: tl.constexpr, GRAM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    pair_, mix_, on_, keep_, above_, denergy_, dmoment_, dpair_, dmix_, dbias_, heads, n, blocks,
+    stride_b, stride_n, stride_t, stride_h, above_b, above_n, above_h,
+    P: tl.constexpr, V: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_S: tl.constexpr, ROWS: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, ENERGY: tl.constexpr,
+    MOMENT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a span's queries and keys `[B, n, 2, H, P]`, and its part of those of the matrices and the bias."""
-    head, span = tl.program_id(0), tl.program_id(1)
+    """The gradients of a span's queries, or keys, `[B, n, 2, H, P]`, and its part of those of the matrices and the bias."""
+    head, span, side = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = head // heads, head % heads
-    wide = tl.arange(0, BLOCK_V)
+    deep, wide, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_S)
+    GRAM: tl.constexpr = ENERGY or MOMENT
     above_ += b.to(tl.int64) * above_b + h * above_h
-    place = head * tl.num_programs(1) + span
-    for side in tl.static_range(2):
-        source = pair_ + b.to(tl.int64) * stride_b + h * stride_h + side * stride_t
-        at = ((b * 2 + side) * heads + h).to(tl.int64)
-        dmix, dbias = _half_backward(
-            source, mix_ + at * P * V, keep_, above_, slope_ + at * P * P if GRAM else None,
-            dpair_ + ((b.to(tl.int64) * n * 2 + side) * heads + h) * P, b, span, heads, n, blocks, stride_n, above_n,
-            P, V, BLOCK_P, BLOCK_V, ROWS, KEEP, BIAS and side == 0, GRAM, DOT, PRECISION,
-        )  # fmt: skip
-        _keep_matrix(dmix_ + (place * 2 + side).to(tl.int64) * P * V, dmix, tl.arange(0, BLOCK_P), wide, P, V)
-        if BIAS and side == 0:
-            tl.store(dbias_ + place.to(tl.int64) * V + wide, dbias, mask=wide < V)
+    source = pair_ + b.to(tl.int64) * stride_b + h * stride_h + side * stride_t
+    target = dpair_ + ((b.to(tl.int64) * n * 2 + side) * heads + h) * P
+    at = ((b * 2 + side) * heads + h).to(tl.int64)
+    matrix = tl.trans(_matrix(mix_ + at * P * V, deep, wide, P, V))
+    size = _size(matrix, matrix, DOT)
+    if GRAM:
+        on = _matrix(on_ + at * P * S, deep, rank, P, S)
+        slope = _slope(on, denergy_, dmoment_, at, deep, rank, P, S, ENERGY, MOMENT, EXACT)
+        size = _size(matrix, slope, DOT)
+        slope = (slope / size).to(DOT)
+    matrix = (matrix / size).to(DOT)
+    dmix = tl.zeros([BLOCK_P, BLOCK_V], tl.float32)
+    dbias = tl.zeros([16, BLOCK_V], tl.float32)
+    for block in range(blocks):
+        first = (span * blocks + block) * ROWS
+        above = _block(above_, first, above_n, wide, n, ROWS, V)
+        phi, over, long = _unit(_block(source, first, stride_n, deep, n, ROWS, P), DOT)
+        if BIAS:
+            dbias += tl.sum(tl.reshape(above.to(tl.float32), [ROWS // 16, 16, BLOCK_V]), 0)
+        gradient = tl.dot(above.to(DOT), matrix, input_precision=PRECISION)
+        if GRAM:
+            gradient = tl.dot(_counted(phi, keep_, b, first, n, KEEP), slope, gradient, input_precision=PRECISION)
+        dmix = tl.dot(tl.trans(phi), above.to(DOT), dmix, input_precision=PRECISION)
+        unit = phi.to(tl.float32)
+        along = tl.where(long, tl.sum(unit * gradient, 1), 0.0)
+        gradient = (gradient - unit * along[:, None]) * (over * size)[:, None]
+        _keep_block(target, gradient, first, 2 * heads * P, deep, n, ROWS, P)
+    place = (head * tl.num_programs(1) + span).to(tl.int64)
+    _keep_rows(dmix_ + (place * 2 + side) * P * V, dmix, deep, V, wide, P, V)
+    if BIAS:
+        if side == 0:
+            tl.store(dbias_ + place * V + wide, tl.sum(dbias, 0), mask=wide < V)
 
 
 @triton.jit
-def _half_backward(
-    source, matrix, keep_, above_, slope_, target, b, span, heads, n, blocks, stride_n, above_n,
-    P: tl.constexpr, V: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
-    KEEP: tl.constexpr, BIAS: tl.constexpr, GRAM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+def gather(
+    dmix_, dbias_, given_, denergy_, dmoment_, on_, moment_, gram_, c_e_, c_r_, don_, dshared_, heads, spans, stride_c,
+    P: tl.constexpr, V: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_S: tl.constexpr, BIAS: tl.constexpr, ON: tl.constexpr, ENERGY: tl.constexpr, MOMENT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The queries, or the keys."""
-    deep, wide = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
-    high, low = _split(tl.trans(_matrix(matrix, deep, wide, P, V)), DOT)
-    if GRAM:
-        high_g, low_g = _split(_matrix(slope_, deep, deep, P, P), DOT)
-    dmix = tl.zeros([BLOCK_P, BLOCK_V], tl.float32)
-    dbias = tl.zeros([BLOCK_V], tl.float32)
-    for block in range(blocks):
-        rows = (span * blocks + block) * ROWS + tl.arange(0, ROWS)
-        x = _rows(source, rows, stride_n, deep, n, P)
-        above = _rows(above_, rows, above_n, wide, n, V)
-        over, long = _inverse(x)
-        phi = x.to(tl.float32) * over[:, None]
-        gradient = _times(above, high, low, DOT, PRECISION)
-        if GRAM:
-            scale = tl.where(_seen(keep_, b, rows, n, KEEP), over, 0.0)
-            gradient += _times(x, high_g, low_g, DOT, PRECISION) * scale[:, None]
-        along = tl.where(long, tl.sum(phi * gradient, 1), 0.0)
-        gradient = (gradient - phi * along[:, None]) * over[:, None]
-        where = target + rows.to(tl.int64)[:, None] * (2 * heads * P) + deep[None, :]
-        tl.store(where, gradient.to(target.dtype.element_ty), mask=(rows < n)[:, None] & (deep < P)[None, :])
-        dmix = tl.dot(tl.trans(phi.to(DOT)), above.to(DOT), dmix, input_precision=PRECISION)
+    """Sixteen rows of one head, queries or keys: the gradient of W as it acts on features, and their part of those of C and b.
+
+    The latter, `[B, H, slices, 2 v s + v]`, are to be summed.
+    """
+    head, side, cut = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h = head // heads, head % heads
+    deep, wide, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_S)
+    rows = cut * 16 + tl.arange(0, 16)
+    at = ((b * 2 + side) * heads + h).to(tl.int64)
+    c_ = c_e_
+    if side == 1:
+        c_ = c_r_
+    given = tl.zeros([16, BLOCK_S], tl.float32)
+    if ENERGY:
+        weight = tl.load(denergy_ + at * S + rank, mask=rank < S, other=0.0)
+        given += 2.0 * weight[None, :] * _matrix(moment_ + at * P * S, rows, rank, P, S)
+    if ON:
+        given += _matrix(given_ + at * P * S, rows, rank, P, S)
+    if MOMENT:
+        above = _matrix(dmoment_ + at * P * S, deep, rank, P, S)
+        given += tl.dot(_matrix(gram_ + at * P * P, rows, deep, P, P), above, input_precision=PRECISION)
+    c, on = _matrix(c_ + h * stride_c, wide, rank, V, S), _matrix(on_ + at * P * S, rows, rank, P, S)
+    dmix = _summed(dmix_ + (head.to(tl.int64) * spans * 2 + side) * P * V, spans, 2 * P * V, rows, wide, P, V)
+    don = tl.dot(dmix, c, input_precision=PRECISION) + given
+    _keep_rows(don_ + at * P * S, don, rows, S, rank, P, S)
+    dshared_ += (head * tl.num_programs(2) + cut).to(tl.int64) * (2 * V * S + V)
+    dc = tl.dot(tl.trans(dmix), on, input_precision=PRECISION)
+    _keep_rows(dshared_ + side * V * S, dc, wide, S, rank, V, S)
+    if side == 0:
+        dbias = tl.zeros([1, BLOCK_V], tl.float32)
         if BIAS:
-            dbias += tl.sum(above.to(tl.float32), 0)
-    return dmix, dbias
+            if cut == 0:
+                dbias += _summed(dbias_ + head.to(tl.int64) * spans * V, spans, V, tl.arange(0, 1), wide, 1, V)
+        tl.store(dshared_ + 2 * V * S + wide[None, :], dbias, mask=(wide < V)[None, :])
+
+
+@triton.jit
+def spread(
+    don_, dproduct_, sample_, w_e_, w_r_, dsample_, dw_, batch, heads, m, stride_b, stride_h, stride_m,
+    P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
+    STATIC: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one head: the gradients of its sample `[B, H, m, p]` and its weights `[2, B, H, m, s]`."""
+    head = tl.program_id(0)
+    b, h = head // heads, head % heads
+    deep, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    on_e = don_ + (b * 2 * heads + h).to(tl.int64) * P * S
+    on_r = on_e + heads * P * S
+    w_e = _rows(w_e_ + h * m * S, rows, S, rank, m, S).to(tl.float32)
+    w_r = _rows(w_r_ + h * m * S, rows, S, rank, m, S).to(tl.float32)
+    if STATIC:
+        dw_e, dw_r = _rows(on_e, rows, S, rank, m, S), _rows(on_r, rows, S, rank, m, S)
+    else:
+        don_e, don_r = _matrix(on_e, deep, rank, P, S), _matrix(on_r, deep, rank, P, S)
+        f = _rows(sample_ + b.to(tl.int64) * stride_b + h * stride_h, rows, stride_m, deep, m, P).to(tl.float32)
+        dw_e = tl.dot(f, don_e, input_precision=PRECISION)
+        dw_r = tl.dot(f, don_r, input_precision=PRECISION)
+        df = tl.dot(w_e, tl.trans(don_e), input_precision=PRECISION)
+        df = tl.dot(w_r, tl.trans(don_r), df, input_precision=PRECISION)
+        _keep_rows(dsample_ + head.to(tl.int64) * m * P, df, rows, P, deep, m, P)
+    if PRODUCT:
+        # All sequences share the weights: the first answers for their product.
+        dproduct = tl.where(b == 0, tl.load(dproduct_ + h), 0.0)
+        dw_e += dproduct * w_r
+        dw_r += dproduct * w_e
+    _keep_rows(dw_ + head.to(tl.int64) * m * S, dw_e, rows, S, rank, m, S)
+    _keep_rows(dw_ + (batch * heads + head).to(tl.int64) * m * S, dw_r, rows, S, rank, m, S)
+
+
+@triton.jit
+def _objective(energy_, tokens_, lam, mean, rows, cols, batch, heads, SIZE: tl.constexpr):
+    """J of a few sequences, whether they have tokens, and what their energy counts for."""
+    inside = (rows < batch)[:, None] & (cols < SIZE)[None, :]
+    at = energy_ + rows.to(tl.int64)[:, None] * 2 * SIZE + cols[None, :]
+    energy = tl.load(at, mask=inside, other=0.0) + tl.load(at + SIZE, mask=inside, other=0.0)
+    tokens = tl.load(tokens_ + rows, mask=rows < batch, other=0.0)
+    there = tl.where(tokens > 0, 1.0, 0.0)
+    share = there * 0.5 / (heads * tl.maximum(tokens, 1.0))
+    return tl.sum(energy * (lam * lam)[None, :], 1) * share - mean * there, there, share, energy
+
+
+@triton.jit
+def penalty(
+    energy_, lam_, product_, tokens_, out_, count_, batch, heads,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """The mean of J^2 over the sequences that have tokens, and how many they are."""
+    cols, head = tl.arange(0, BLOCK), tl.arange(0, HEADS)
+    lam = tl.load(lam_ + cols, mask=cols < SIZE, other=0.0).to(tl.float32)
+    mean = tl.sum(tl.load(product_ + head, mask=head < heads, other=0.0), 0) / heads
+    square, there = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    for start in range(0, batch, ROWS):
+        value, seen, _, _ = _objective(
+            energy_, tokens_, lam, mean, start + tl.arange(0, ROWS), cols, batch, heads, SIZE
+        )
+        square += value * value
+        there += seen
+    count = tl.maximum(tl.sum(there, 0), 1.0)
+    tl.store(out_, tl.sum(square, 0) / count)
+    tl.store(count_, count)
+
+
+@triton.jit
+def penalty_backward(
+    energy_, lam_, product_, tokens_, count_, above_, denergy_, dlam_, dproduct_, batch, heads,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of energies `[B, 2, H, s]`, lambda `[H, s]` and traces `[H]`."""
+    cols, head = tl.arange(0, BLOCK), tl.arange(0, HEADS)
+    lam = tl.load(lam_ + cols, mask=cols < SIZE, other=0.0).to(tl.float32)
+    mean = tl.sum(tl.load(product_ + head, mask=head < heads, other=0.0), 0) / heads
+    scale = 2.0 * tl.load(above_).to(tl.float32) / tl.load(count_)
+    dlam = tl.zeros([BLOCK], tl.float32)
+    dmean = tl.zeros([ROWS], tl.float32)
+    for start in range(0, batch, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        value, seen, share, energy = _objective(energy_, tokens_, lam, mean, rows, cols, batch, heads, SIZE)
+        value *= scale
+        denergy = (value * share)[:, None] * (lam * lam)[None, :]
+        _keep_rows(denergy_, denergy, rows, 2 * SIZE, cols, batch, SIZE)
+        _keep_rows(denergy_ + SIZE, denergy, rows, 2 * SIZE, cols, batch, SIZE)
+        dlam += tl.sum((value * share)[:, None] * energy, 0)
+        dmean += value * seen
+    tl.store(dlam_ + cols, 2.0 * lam * dlam, mask=cols < SIZE)
+    tl.store(dproduct_ + head, -tl.sum(dmean, 0) / heads + tl.zeros([HEADS], tl.float32), mask=head < heads)

@@ -1,7 +1,8 @@
-"""Primal-Attention's fold as operators of torch: forward and backward of the kernels in `primal`."""
+"""Primal-Attention's fold and its loss as operators of torch: forward and backward of the kernels in `primal`."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,41 +12,89 @@ from torch import Tensor
 from heedful._errors import Unsupported
 
 LARGEST = 128
-"""The widest head and the widest output that the kernels take."""
+"""The widest head, the widest output and the highest rank that the kernels take; float32 fits half of it."""
 
-ROWS = 64
-"""Tokens of a block."""
+MOST = 4096
+"""The most weights lambda of a layer that the kernels of the loss take."""
 
 _HAS_TRITON = find_spec("triton") is not None
 
 
-def usable(query: Tensor, width: int, devices: frozenset[str]) -> bool:
-    """Whether the kernels take queries `[B, H, n, p]` and outputs of this width."""
+def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> bool:
+    """Whether the kernels take queries `[B, H, n, p]`, outputs of this width and scores of this rank."""
     if not _HAS_TRITON or query.device.type not in devices or query.dtype == torch.float64 or query.numel() == 0:
         return False
-    if query.device.type == "cuda" and torch.cuda.get_device_properties(query.device).major < 8:
+    if query.device.type == "cuda" and _processors(query.device)[0] < 8:
         return False
-    return max(query.shape[-1], width) <= LARGEST and not torch._C._are_functorch_transforms_active()
+    largest = LARGEST // 2 if query.dtype == torch.float32 else LARGEST
+    return max(query.shape[-1], width, rank) <= largest and not torch._C._are_functorch_transforms_active()
 
 
-def _settings(pair: Tensor, width: int) -> tuple[int, int, dict[str, Any]]:
-    """How many spans the tokens are cut into, blocks of each, and what the kernels are compiled for."""
-    import triton.language as tl
+def usable_loss(energy: Tensor, lam: Tensor, devices: frozenset[str]) -> bool:
+    """Whether the kernel of the loss takes energies `[B, 2, H, s]` and lambda `[H, s]`."""
+    here = energy.device.type in devices and energy.device == lam.device and energy.dtype == torch.float32
+    return here and _HAS_TRITON and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
 
-    batch, n, _, heads, size = pair.shape
-    interpreted = pair.device.type == "cpu"
-    rows = 16 if interpreted else ROWS
-    blocks = -(-n // rows)
-    # One program for each multiprocessor: partial sums stay few.
-    programs = 0 if interpreted else torch.cuda.get_device_properties(pair.device).multi_processor_count
-    each = 2 if interpreted else -(-batch * heads * blocks // programs)
-    exact = pair.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    return -(-blocks // each), each, {
-        "P": size, "V": width, "BLOCK_P": _power(size), "BLOCK_V": _power(width), "ROWS": rows,
-        "DOT": tl.bfloat16 if pair.dtype == torch.bfloat16 else tl.float32,
-        "PRECISION": "ieee" if interpreted else "tf32x3" if exact else "tf32",
-        "num_warps": 8,
-    }  # fmt: skip
+
+@cache
+def _processors(device: torch.device) -> tuple[int, int]:
+    """Compute capability, and how many multiprocessors."""
+    told = torch.cuda.get_device_properties(device)
+    return told.major, told.multi_processor_count
+
+
+# Tokens of a block, warps, programs for each multiprocessor, stages of the loop, registers: forward, backward.
+HALVES = ((64, 4, 2, 3, None), (64, 4, 4, 1, 128))
+# The same for heads or outputs wider than 64, and for float32.
+WIDE_HALVES = ((64, 8, 1, 2, None), (64, 8, 1, 1, None))
+SINGLE = ((32, 4, 2, 2, None), (32, 8, 1, 2, None))
+
+
+class _Sizes:
+    """What the kernels are compiled for and how they are launched, from the shapes of one call."""
+
+    def __init__(self, pair: Tensor, sample: Tensor | None, w_e: Tensor, c_e: Tensor) -> None:
+        import triton.language as tl
+
+        self.batch, self.n, _, self.heads, self.p = pair.shape
+        self.m, self.s = w_e.shape[-2:]
+        self.v = c_e.shape[-2]
+        self.pair, self.interpreted = pair, pair.device.type == "cpu"
+        exact = pair.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+        # Small products round no earlier than what they are made of.
+        self.exact = "ieee" if self.interpreted else "tf32x3" if pair.dtype == torch.float32 else "tf32"
+        self.small = {
+            "P": self.p, "S": self.s, "BLOCK_P": _power(self.p), "BLOCK_S": _power(self.s),
+            "PRECISION": self.exact, "num_warps": 4 if self.p <= 64 else 8,
+        }  # fmt: skip
+        self.wide = {"V": self.v, "BLOCK_V": _power(self.v)}
+        self.slices = -(-self.p // 16)
+        halves = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+        self.large = {
+            "P": self.p, "V": self.v, "BLOCK_P": _power(self.p), "BLOCK_V": _power(self.v),
+            "DOT": halves.get(pair.dtype, tl.float32),
+            "PRECISION": "ieee" if self.interpreted else "tf32x3" if exact else "tf32",
+        }  # fmt: skip
+        # The sample as rows of unit stride; a readout that heads share, or one each.
+        self.strides = (0, 0, 0) if sample is None else sample.stride()[:3]
+        self.step = self.v * self.s if c_e.dim() == 3 else 0
+
+    def spans(self, backward: bool) -> tuple[int, int, dict[str, Any]]:
+        """How many spans the tokens are cut into, blocks of each, and the rest of the settings."""
+        halves = WIDE_HALVES if max(self.p, self.v) > 64 else HALVES
+        rows, warps, programs, stages, registers = (SINGLE if self.pair.dtype == torch.float32 else halves)[backward]
+        if self.interpreted:
+            rows, each = 16, 2
+        else:
+            total = programs * _processors(self.pair.device)[1]
+            sides = 2 if backward else 1
+            each = -(-sides * self.batch * self.heads * -(-self.n // rows) // total)
+        found = -(-self.n // (rows * each))
+        told = {**self.large, "ROWS": rows, "num_warps": warps, "num_stages": stages}
+        return found, each, told if registers is None else {**told, "maxnreg": registers}
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.pair.device)
 
 
 def _power(size: int) -> int:
@@ -56,78 +105,189 @@ def _unit(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _bytes(keep: Tensor | None) -> Tensor | None:
+    return None if keep is None else keep.contiguous().view(torch.uint8)
+
+
 @torch.library.custom_op("heedful::primal_fold", mutates_args=())
 def primal_fold(
-    pair: Tensor, mix: Tensor, bias: Tensor | None, keep: Tensor | None, gram: bool
-) -> tuple[Tensor, Tensor]:
-    """Outputs `[B, n, H, v]` of `pair` `[B, n, 2, H, p]` by `mix` `[B, 2, H, p, v]`, and both Gram matrices `[B, 2, H, p, p]`."""
+    pair: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    bias: Tensor | None,
+    keep: Tensor | None,
+    parts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The fold of `pair` `[B, n, 2, H, p]` with sample `[B, H, m, p]`, weights `[H, m, s]` and readouts `[(H,) v, s]`.
+
+    Returns outputs `[B, n, H, v]`, the weights as they act on features W `[B, 2, H, p, s]`, tr(W_e^T W_r) `[H]`, energies
+    `[B, 2, H, s]` and moments `[B, 2, H, p, s]`; then two that backward needs and that pass no gradient on: W C^T
+    `[B, 2, H, p, v]` and Gram matrices `[B, 2, H, p, p]`. Energies, moments and Gram matrices are empty without `parts`.
+    """
     from heedful.ops.fused import primal
 
-    batch, n, _, heads, size = pair.shape
-    width = mix.shape[-1]
-    pair, mix = _unit(pair), mix.contiguous()
-    spans, blocks, settings = _settings(pair, width)
-    out = torch.empty(batch, n, heads, width, dtype=pair.dtype, device=pair.device)
-    shape = (batch, heads, spans, 2, size, size) if gram else (0,)
-    partial = torch.empty(shape, dtype=torch.float32, device=pair.device)
-    primal.fold[(batch * heads, spans)](
-        pair, mix, bias, None if keep is None else keep.contiguous().view(torch.uint8), out, partial, heads, n, blocks,
-        *pair.stride()[:4], KEEP=keep is not None, BIAS=bias is not None, GRAM=gram, **settings,
+    pair, sample = _unit(pair), None if sample is None else _unit(sample)
+    w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
+    z = _Sizes(pair, sample, w_e, c_e)
+    spans, blocks, large = z.spans(backward=False)
+    on, mix = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.batch, 2, z.heads, z.p, z.v)
+    product = z.empty(z.heads)
+    primal.prepare[(z.batch * z.heads, 2)](
+        sample, w_e, w_r, c_e, c_r, on, mix, product, z.heads, z.m, *z.strides, z.step,
+        ROWS=64 if z.p <= 64 else 32, STATIC=sample is None, **z.small, **z.wide,
     )  # fmt: skip
-    return out, partial.sum(dim=2).transpose(1, 2).contiguous() if gram else partial
+    out = torch.empty(z.batch, z.n, z.heads, z.v, dtype=pair.dtype, device=pair.device)
+    partial = z.empty(z.batch, z.heads, spans, 2, z.p, z.p) if parts else None
+    primal.fold[(z.batch * z.heads, spans)](
+        pair, mix, bias, _bytes(keep), out, partial, z.heads, z.n, blocks, *pair.stride()[:4],
+        KEEP=keep is not None, BIAS=bias is not None, GRAM=parts, **large,
+    )  # fmt: skip
+    if not parts:
+        return out, on, product, z.empty(0), z.empty(0), mix, z.empty(0)
+    gram, energy = z.empty(z.batch, 2, z.heads, z.p, z.p), z.empty(z.batch, 2, z.heads, z.slices, z.s)
+    moment = torch.empty_like(on)
+    primal.finish[(z.batch * z.heads, 2, z.slices)](partial, on, gram, moment, energy, z.heads, spans, **z.small)
+    return out, on, product, energy.sum(dim=-2), moment, mix, gram
 
 
 @primal_fold.register_fake
-def _(pair: Tensor, mix: Tensor, bias: Tensor | None, keep: Tensor | None, gram: bool) -> tuple[Tensor, Tensor]:
-    batch, n, _, heads, size = pair.shape
-    shape = (batch, 2, heads, size, size) if gram else (0,)
-    return pair.new_empty(batch, n, heads, mix.shape[-1]), pair.new_empty(shape, dtype=torch.float32)
+def _(
+    pair: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    bias: Tensor | None,
+    keep: Tensor | None,
+    parts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, n, _, heads, p = pair.shape
+    s, v = w_e.shape[-1], c_e.shape[-2]
+
+    def empty(*shape: int) -> Tensor:
+        return pair.new_empty(shape, dtype=torch.float32)
+
+    on, mix = empty(batch, 2, heads, p, s), empty(batch, 2, heads, p, v)
+    energy, moment, gram = (empty(0) for _ in range(3))
+    if parts:
+        energy, moment, gram = (empty(batch, 2, heads, *rest) for rest in ((s,), (p, s), (p, p)))
+    return pair.new_empty(batch, n, heads, v), on, empty(heads), energy, moment, mix, gram
 
 
 @torch.library.custom_op("heedful::primal_fold_backward", mutates_args=())
 def primal_fold_backward(
-    pair: Tensor, mix: Tensor, keep: Tensor | None, above: Tensor, slope: Tensor | None, bias: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `pair`, `mix` and the bias (empty where it has none); `slope` is that of the Gram matrices."""
+    pair: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    keep: Tensor | None,
+    on: Tensor,
+    moment: Tensor,
+    mix: Tensor,
+    gram: Tensor,
+    above: Tensor,
+    don: Tensor | None,
+    dproduct: Tensor | None,
+    denergy: Tensor | None,
+    dmoment: Tensor | None,
+    bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the pair, the sample (empty where there is none) and the weights `[2, H, m, s]`; in a row, `[(H,) (2 s + 1) v]`,
+    those of the readouts and of the bias, which are zero where it is not asked for. The last two are in float32.
+    """
     from heedful.ops.fused import primal
 
-    batch, n, _, heads, size = pair.shape
-    width = mix.shape[-1]
-    pair, mix, above = _unit(pair), mix.contiguous(), _unit(above)
-    spans, blocks, settings = _settings(pair, width)
-    place: dict[str, Any] = {"dtype": torch.float32, "device": pair.device}
+    pair, above, sample = _unit(pair), _unit(above), None if sample is None else _unit(sample)
+    w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
+    don, dproduct, denergy, dmoment = (None if x is None else x.contiguous() for x in (don, dproduct, denergy, dmoment))
+    z = _Sizes(pair, sample, w_e, c_e)
+    spans, blocks, large = z.spans(backward=True)
     dpair = torch.empty(pair.shape, dtype=pair.dtype, device=pair.device)
-    dmix = torch.empty(batch, heads, spans, 2, size, width, **place)
-    dbias = torch.empty((batch * heads * spans, width) if bias else (0,), **place)
-    primal.fold_backward[(batch * heads, spans)](
-        pair, mix, None if keep is None else keep.contiguous().view(torch.uint8), above,
-        None if slope is None else (slope + slope.mT).contiguous(), dpair, dmix, dbias, heads, n, blocks,
-        *pair.stride()[:4], *above.stride()[:3],
-        KEEP=keep is not None, BIAS=bias, GRAM=slope is not None, **settings,
+    dmix = z.empty(z.batch, z.heads, spans, 2, z.p, z.v)
+    dbias = z.empty(z.batch, z.heads, spans, z.v) if bias else None
+    asked = {"ENERGY": denergy is not None, "MOMENT": dmoment is not None}
+    primal.fold_backward[(z.batch * z.heads, spans, 2)](
+        pair, mix, on, _bytes(keep), above, denergy, dmoment, dpair, dmix, dbias, z.heads, z.n, blocks,
+        *pair.stride()[:4], *above.stride()[:3], S=z.s, BLOCK_S=_power(z.s), EXACT=z.exact,
+        KEEP=keep is not None, BIAS=bias, **asked, **large,
     )  # fmt: skip
-    return dpair, dmix.sum(dim=2).transpose(1, 2).contiguous(), dbias.sum(dim=0) if bias else dbias
+    turned = torch.empty_like(on)
+    shared = z.empty(z.batch, z.heads, z.slices, 2 * z.v * z.s + z.v)
+    primal.gather[(z.batch * z.heads, 2, z.slices)](
+        dmix, dbias, don, denergy, dmoment, on, moment, gram, c_e, c_r, turned, shared, z.heads, spans, z.step,
+        BIAS=bias, ON=don is not None, **asked, **z.small, **z.wide,
+    )  # fmt: skip
+    dsample = z.empty(0) if sample is None else torch.empty_like(sample, memory_format=torch.contiguous_format)
+    dw = z.empty(2, z.batch, z.heads, z.m, z.s)
+    primal.spread[(z.batch * z.heads, -(-z.m // 16))](
+        turned, dproduct, sample, w_e, w_r, dsample, dw, z.batch, z.heads, z.m, *z.strides,
+        ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
+    )  # fmt: skip
+    dw = dw[:, 0] if z.batch == 1 else dw.sum(dim=1)
+    return dpair, dsample, dw, shared.sum(dim=(0, 2) if c_e.dim() == 3 else (0, 1, 2))
 
 
 @primal_fold_backward.register_fake
 def _(
-    pair: Tensor, mix: Tensor, keep: Tensor | None, above: Tensor, slope: Tensor | None, bias: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    dmix = torch.empty_like(mix, dtype=torch.float32)
-    return pair.new_empty(pair.shape), dmix, dmix.new_empty((mix.shape[-1],) if bias else (0,))
+    pair: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    keep: Tensor | None,
+    on: Tensor,
+    moment: Tensor,
+    mix: Tensor,
+    gram: Tensor,
+    above: Tensor,
+    don: Tensor | None,
+    dproduct: Tensor | None,
+    denergy: Tensor | None,
+    dmoment: Tensor | None,
+    bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def empty(*shape: int) -> Tensor:
+        return pair.new_empty(shape, dtype=torch.float32)
+
+    dsample = empty(0) if sample is None else sample.new_empty(sample.shape)
+    v, s = c_e.shape[-2:]
+    return pair.new_empty(pair.shape), dsample, empty(2, *w_e.shape), empty(*c_e.shape[:-2], (2 * s + 1) * v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    pair, mix, bias, keep, ctx.gram = inputs
-    ctx.save_for_backward(pair, mix, bias, keep)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    pair, sample, w_e, w_r, c_e, c_r, bias, keep, ctx.parts = inputs
+    _, on, _, _, moment, mix, gram = output
+    ctx.save_for_backward(pair, sample, w_e, w_r, c_e, c_r, bias, keep, on, moment, mix, gram)
+    ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, above: Tensor, slope: Tensor) -> tuple[Tensor | None, ...]:
-    pair, mix, bias, keep = ctx.saved_tensors
-    wanted = bias is not None and ctx.needs_input_grad[2]
-    dpair, dmix, dbias = torch.ops.heedful.primal_fold_backward(
-        pair, mix, keep, above, slope if ctx.gram else None, wanted
+def _gradients(ctx: Any, above: Tensor | None, don: Any, dproduct: Any, denergy: Any, dmoment: Any, *_: Any) -> Any:
+    pair, sample, w_e, w_r, c_e, c_r, bias, keep, on, moment, mix, gram = ctx.saved_tensors
+    v, s = c_e.shape[-2:]
+    wanted = bias is not None and ctx.needs_input_grad[6]
+    if above is None:
+        above = pair.new_zeros(1, 1, 1, 1).expand(*pair.shape[:2], pair.shape[3], v)
+    dpair, dsample, dw, row = torch.ops.heedful.primal_fold_backward(
+        pair, sample, w_e, w_r, c_e, c_r, keep, on, moment, mix, gram, above, don, dproduct,
+        denergy if ctx.parts else None, dmoment if ctx.parts else None, wanted,
+    )  # fmt: skip
+    dc, dbias = row[..., :-v].unflatten(-1, (2, v, s)), row[..., -v:]
+    return (
+        dpair,
+        None if sample is None else dsample,
+        *dw.to(w_e.dtype).unbind(),
+        *dc.to(c_e.dtype).unbind(-3),
+        (dbias if c_e.dim() == 2 else dbias.sum(dim=0)).to(bias.dtype) if wanted else None,
+        None,
+        None,
     )
-    return dpair, dmix.to(mix.dtype), dbias.to(bias.dtype) if wanted else None, None, None
 
 
 def _no_second(ctx: Any, *above: Tensor) -> None:
@@ -138,3 +298,72 @@ def _no_second(ctx: Any, *above: Tensor) -> None:
 
 primal_fold.register_autograd(_gradients, setup_context=_keep)
 primal_fold_backward.register_autograd(_no_second)
+
+
+def _loss_sizes(energy: Tensor) -> dict[str, Any]:
+    _, _, heads, rank = energy.shape
+    block = _power(heads * rank)
+    return {
+        "SIZE": heads * rank, "BLOCK": block, "ROWS": max(1, 2048 // block), "HEADS": _power(heads), "num_warps": 4
+    }  # fmt: skip
+
+
+@torch.library.custom_op("heedful::primal_penalty", mutates_args=())
+def primal_penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of J^2, and of how many sequences, from energies `[B, 2, H, s]`, lambda `[H, s]`, traces `[H]`, lengths `[B]`."""
+    from heedful.ops.fused import primal
+
+    batch, _, heads, _ = energy.shape
+    out, count = (torch.empty((), dtype=torch.float32, device=energy.device) for _ in range(2))
+    primal.penalty[(1,)](
+        energy.contiguous(), lam.contiguous(), product.contiguous(), tokens, out, count, batch, heads,
+        **_loss_sizes(energy),
+    )  # fmt: skip
+    return out, count
+
+
+@primal_penalty.register_fake
+def _(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return energy.new_empty(()), energy.new_empty(())
+
+
+@torch.library.custom_op("heedful::primal_penalty_backward", mutates_args=())
+def primal_penalty_backward(
+    energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of energies, lambda and traces."""
+    from heedful.ops.fused import primal
+
+    batch, _, heads, _ = energy.shape
+    energy = energy.contiguous()
+    denergy, dproduct = torch.empty_like(energy), torch.empty_like(product)
+    dlam = torch.empty(lam.shape, dtype=torch.float32, device=lam.device)
+    primal.penalty_backward[(1,)](
+        energy, lam.contiguous(), product.contiguous(), tokens, count, above.contiguous(),
+        denergy, dlam, dproduct, batch, heads, **_loss_sizes(energy),
+    )  # fmt: skip
+    return denergy, dlam, dproduct
+
+
+@primal_penalty_backward.register_fake
+def _(
+    energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return energy.new_empty(energy.shape), lam.new_empty(lam.shape, dtype=torch.float32), torch.empty_like(product)
+
+
+def _keep_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _loss_gradients(ctx: Any, above: Tensor | None, _: Tensor | None) -> Any:
+    if above is None:
+        return None, None, None, None
+    lam = ctx.saved_tensors[1]
+    denergy, dlam, dproduct = torch.ops.heedful.primal_penalty_backward(*ctx.saved_tensors, above)
+    return denergy, dlam.to(lam.dtype), dproduct, None
+
+
+primal_penalty.register_autograd(_loss_gradients, setup_context=_keep_loss)
+primal_penalty_backward.register_autograd(_no_second)
