@@ -109,7 +109,7 @@ def linear_map(known: Moments, ridge: float) -> tuple[Tensor, Tensor]:
 
 def features(layer: PrimalAttention, x: Tensor, keep: Tensor | None) -> Tensor:
     """What W_e and W_r act on, side by side: Phi F^T of every head, `[B, n, 2 * heads * rows]`."""
-    query, key, sample = layer._features(x, None if keep is None else ~keep)
+    query, key, sample = layer.features(x, None if keep is None else ~keep)
     sides = [phi if sample is None else phi @ sample.mT for phi in (query, key)]
     return torch.stack(sides, dim=2).permute(0, 3, 1, 2, 4).flatten(2)  # [B, n, heads, 2, rows]
 

@@ -129,13 +129,13 @@ class PrimalCore(Module):
 
     def kernel_matrix(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         r"""$K_X = \Phi_q F^T F \Phi_k^T$, `[B, H, n, n]`: what the layer decomposes. O(n^2), to look at; zero at padding."""
-        query, key, sample = self._features(x, key_padding_mask)
+        query, key, sample = self.features(x, key_padding_mask)
         with ops.exact(query):
             return query @ key.mT if sample is None else (query @ sample.mT) @ (key @ sample.mT).mT
 
     def to_dual(self, x: Tensor, key_padding_mask: Tensor | None = None) -> PrimalDual:
         """The dual variables of x: E = K_X H_r is attention with the values H_r; see `heedful.ops.ksvd.dual_variables`."""
-        query, key, sample = self._features(x, key_padding_mask)
+        query, key, sample = self.features(x, key_padding_mask)
         w_e, w_r = (w.to(query.dtype) for w in (self.w_e, self.w_r))
         with ops.exact(query):
             return PrimalDual(*ksvd.dual_variables(w_e, w_r, query, key, sample))
@@ -241,7 +241,7 @@ class PrimalCore(Module):
             return self.w_e.index_select(1, row), self.w_r.index_select(1, row)
         return self.w_e[:, row].transpose(0, 1), self.w_r[:, row].transpose(0, 1)
 
-    def _features(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def features(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Phi_q and Phi_k, zero at padding, and F, in the type sums are kept in."""
         self._refuse_prefix()
         x, keep = self._entry(x, key_padding_mask)

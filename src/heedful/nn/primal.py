@@ -172,7 +172,7 @@ class PrimalAttention(PrimalCore):
         Of several sequences it is the SVD of the kernel between all their tokens, for the weights are shared. Components
         beyond the rank of the kernel, which is at most the head's width for one sequence, are set to zero.
         """
-        query, key, sample = self._features(x, key_padding_mask)
+        query, key, sample = self.features(x, key_padding_mask)
         query, key, sample = query.double(), key.double(), None if sample is None else sample.double()
         tokens = x.shape[0] * x.shape[1] if key_padding_mask is None else int((~key_padding_mask).sum())
         if tokens == 0 or not all(bool(part.isfinite().all()) for part in (query, key)):

@@ -166,7 +166,7 @@ def _places(seen: Observation, order: list[str]) -> list[int]:
 @torch.no_grad()
 def _of_primal(layer: PrimalCore, x: Tensor, padding: Tensor | None) -> list[MatrixSpectrum]:
     """K_X, and the kernel of the features alone, which has the same bound on its rank."""
-    query, key, sample = layer._features(x, padding)
+    query, key, sample = layer.features(x, padding)
     valid = torch.ones(x.shape[:2], dtype=torch.bool) if padding is None else ~padding.cpu()
     heads = list(range(layer.num_heads))
     plain = "cosine" if layer.feature_map in ("cosine", Cosine(), FeatureMap("cosine")) else "features"
