@@ -160,7 +160,7 @@ def test_fold_is_unfold_and_gram_is_direct(masked, more):
         quadratic = ((lam * scores.e).square() + (lam * scores.r).square()).sum((-2, -1)) / 2 / keep.sum(-1)[:, None]
         w_e, w_r = layer.w_e, layer.w_r
         if trace == "data" and layer.weights == "data":
-            sample = layer._features(x, hidden)[2]
+            sample = layer.features(x, hidden)[2]
             w_e, w_r = sample.mT @ w_e, sample.mT @ w_r
         objective = (quadratic - (w_e * w_r).sum((-2, -1))).mean(-1)
         found = layer(x, hidden)
