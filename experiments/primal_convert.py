@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -74,6 +75,18 @@ def texts(count: int) -> tuple[list[str], list[str]]:
     return sorted(learn, key=number)[:count], sorted(held, key=number)[:HELD_OUT]
 
 
+def _texts(setting: Setting) -> tuple[list[str], list[str]]:
+    """Read once: with this file along, another machine with other packages works on the same sentences."""
+    if setting.quick:
+        learn, held = texts(300)
+        return learn, held[:40]
+    file = setting.work / "texts.json"
+    if not file.is_file():
+        file.write_text(json.dumps(texts(CALIBRATION)))
+    learn, held = json.loads(file.read_text())
+    return learn, held
+
+
 def replaced(model: Any, batches: list[Any], layer: int, change: Callable[[Tensor, Tensor], Tensor]) -> float:
     """The agreement of a model whose attention in one layer gives `change(output, keep)` instead of its output."""
     output_map = model.get_submodule(swap.find_sites(model)[layer].output)
@@ -118,8 +131,7 @@ def told(made: convert.Primalized) -> dict[str, Any]:
 
 def run(setting: Setting) -> dict[str, Any]:
     """The last layer with and without distillation, without mixing, and then more layers until embeddings break."""
-    learn, held = texts(300 if setting.quick else CALIBRATION)
-    held = held[:40] if setting.quick else held
+    learn, held = _texts(setting)
     steps = 10 if setting.quick else STEPS
     model, tokenizer = load(demo_model_path())
     model = model.to(setting.device)
