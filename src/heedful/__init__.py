@@ -23,6 +23,7 @@ _HOMES = {
     "CorruptModel": "heedful._errors",
     "MissingExtra": "heedful._errors",
     "LinearState": "heedful.ops",
+    "explain": "heedful.lens.causes.explanation",
     "look": "heedful.lens.report",
     "KernelSVD": "heedful.decomposition",
     **dict.fromkeys(
@@ -68,6 +69,7 @@ __all__ = [
     "bridges",
     "convert",
     "decomposition",
+    "explain",
     "kernels",
     "lens",
     "look",
@@ -111,5 +113,6 @@ if TYPE_CHECKING:
         Sigmoid,
         Softmax,
     )
+    from heedful.lens.causes.explanation import explain
     from heedful.lens.report import look
     from heedful.ops import LinearState

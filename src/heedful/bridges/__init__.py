@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["configs", "estimator", "local", "rotation", "training", "transformers", "watch"]
+__all__ = ["answers", "configs", "estimator", "local", "rotation", "training", "transformers", "watch"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -13,7 +13,7 @@ _HOMES = {
     **dict.fromkeys(("Section", "Subject"), "sections"),
     **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
 }
-_MODULES = ("depth", "symmetry")
+_MODULES = ("causes", "depth", "symmetry")
 
 __all__ = [
     "AttentionSummary",
@@ -27,6 +27,7 @@ __all__ = [
     "Spectrum",
     "Subject",
     "TokenPair",
+    "causes",
     "depth",
     "look",
     "observe",
@@ -48,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from heedful.lens import depth, symmetry
+    from heedful.lens import causes, depth, symmetry
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
     from heedful.lens.observation import LayerRecord, Observation, observe
     from heedful.lens.report import LookResult, ModelFacts, look

@@ -19,6 +19,7 @@ __all__ = ["LENSES", "Section", "Subject", "html_table", "readable", "sections"]
 # Name -> the module whose `section(subject)` reads it, in the order of the report. To add a lens, add its line.
 LENSES = {
     "attention": "heedful.lens.attention",
+    "causes": "heedful.lens.causes.page",
     "spectrum": "heedful.lens.spectra",
     "symmetry": "heedful.lens.symmetry",
     "depth": "heedful.lens.depth",

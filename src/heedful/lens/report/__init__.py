@@ -177,7 +177,7 @@ def look(
 
     >>> result = look(text="She poured water into the cup until it was full.")
     >>> result.model.name, len(result.tokens), list(result.sections)
-    ('BertModel', 13, ['attention', 'spectrum', 'symmetry', 'depth'])
+    ('BertModel', 13, ['attention', 'causes', 'spectrum', 'symmetry', 'depth'])
     """
     from heedful.lens.sections import Subject, readable, sections
 

@@ -14,7 +14,7 @@ from heedful.lens.sections import readable
 if TYPE_CHECKING:
     from heedful.lens.report import LookResult
 
-__all__ = ["page"]
+__all__ = ["page", "policy", "resource"]
 
 # The text in the page's head is for recognising it; all of its tokens follow.
 QUOTED = 280
@@ -26,8 +26,8 @@ def page(result: LookResult) -> str:
     Its policy lets nothing in from outside, and no script but those written here, known by their hashes.
     """
     shown = {name: one for name, one in result.sections.items() if not isinstance(one, str)}
-    scripts = [_own("page.js"), *dict.fromkeys(one.script for one in shown.values() if one.script)]
-    styles = [_own("page.css"), *dict.fromkeys(one.style for one in shown.values() if one.style)]
+    scripts = [resource("page.js"), *dict.fromkeys(one.script for one in shown.values() if one.script)]
+    styles = [resource("page.css"), *dict.fromkeys(one.style for one in shown.values() if one.style)]
     titles = {"overview": "Overview"} | {
         name: name.capitalize() if isinstance(one, str) else one.title for name, one in result.sections.items()
     }
@@ -41,7 +41,7 @@ def page(result: LookResult) -> str:
     name = escape(readable(None, result.model.title))
     parts = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
         f"<title>{name}: what it looks at</title>",
@@ -57,11 +57,13 @@ def page(result: LookResult) -> str:
     return "".join(parts)
 
 
-def _own(name: str) -> str:
+def resource(name: str) -> str:
+    """A file of the report's own, such as `page.css`."""
     return files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _policy(scripts: Sequence[str]) -> str:
+def policy(scripts: Sequence[str]) -> str:
+    """What the page may load: nothing from outside, and no script but these, known by their hashes."""
     known = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     rules = ("default-src 'none'", f"script-src {known}", "style-src 'unsafe-inline'", "img-src data:")
     return "; ".join((*rules, "base-uri 'none'", "form-action 'none'"))

@@ -1,0 +1,267 @@
+"""Questions put to an independence test in bounded blocks, recorded, within a budget."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, combinations, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful._errors import InvalidArgument
+from heedful.lens.causes.independence import IndependenceTest
+from heedful.lens.causes.record import Recorder
+
+__all__ = ["BLOCK", "OutOfBudget", "Questions", "Separation", "check_nodes", "subsets"]
+
+Sets = NDArray[np.int32]
+Progress = Callable[[int, int], None]
+
+# Tests in one block: the arrays of a block stay within tens of MiB.
+BLOCK = 1 << 15
+# Pairs answered at once while edges are taken out one by one.
+_PAIRS = 64
+
+
+class OutOfBudget(Exception):
+    """More tests would be executed than were allowed."""
+
+
+class _Wanted(Exception):
+    """There is something to test."""
+
+
+class Separation(NamedTuple):
+    """The set that separates a pair best, the members of all sets that do, and what made it the best."""
+
+    given: tuple[int, ...]
+    members: frozenset[int]
+    rank: tuple[float, float]
+
+
+class Questions:
+    """A test restricted to some nodes, with a record of what was executed and a limit on how much may be."""
+
+    def __init__(
+        self,
+        test: IndependenceTest,
+        nodes: Sequence[int] | None,
+        max_cond_size: int | None,
+        max_tests: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self.test = test
+        self.nodes = np.array(check_nodes(test.n, nodes), np.int32)
+        for name, value in (("max_cond_size", max_cond_size), ("max_tests", max_tests)):
+            if value is not None and (int(value) != value or value < 0):
+                raise InvalidArgument(f"{name} must be a whole number of at least 0, or None; got {value!r}")
+        self.limit = max_tests
+        self.max_size = max_cond_size
+        self.record = Recorder()
+        self.untestable_pairs = 0
+        self._probing = False
+        self._progress = progress
+        self._began = self._told = time.perf_counter()
+
+    @property
+    def n(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def left(self) -> int:
+        """How many more tests may be executed."""
+        return 1 << 62 if self.limit is None else self.limit - self.record.count
+
+    def untestable_from(self) -> int | None:
+        """The smallest size of a set that this number of samples cannot test."""
+        return None if self.test.samples is None else max(self.test.samples - 3, 0)
+
+    def would_ask(self, one: Callable[[int], None], size: int) -> bool:
+        """Whether a pass has anything to test; nothing is."""
+        self._probing = True
+        try:
+            one(size)
+        except (_Wanted, OutOfBudget):
+            return True
+        finally:
+            self._probing = False
+        return False
+
+    def tell(self, done: int, total: int) -> None:
+        """Reports progress, from the first second on and ten times a second at most."""
+        now = time.perf_counter()
+        if self._progress is not None and now - self._began > 1 and (now - self._told > 0.1 or done == total):
+            self._told = now
+            self._progress(done, total)
+
+    def counted(
+        self, pairs: Sequence[tuple[int, int]], done: int = 0, total: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """The pairs, with progress: `done` of `total` lie before them."""
+        for at, pair in enumerate(pairs, done):
+            self.tell(at, total or len(pairs))
+            yield pair
+        self.tell(done + len(pairs), total or len(pairs))
+
+    def first(self, pair: tuple[int, int], blocks: Iterable[Sets]) -> tuple[int, ...] | None:
+        """The first of these sets that separates the pair; later ones do not count as executed."""
+        x, y = pair
+        for sets in _growing(blocks):
+            if self._probing:
+                raise _Wanted
+            found = self._run(np.full(len(sets), x), np.full(len(sets), y), sets)
+            hits = np.flatnonzero(found.independent)
+            used = int(hits[0]) + 1 if len(hits) else len(sets)
+            if used > self.left:
+                raise OutOfBudget
+            self.record.add(np.full(used, x), np.full(used, y), sets[:used], *(each[:used] for each in found))
+            if len(hits):
+                return tuple(sets[used - 1].tolist())
+        return None
+
+    def singles(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        near: Callable[[tuple[int, int]], NDArray[np.bool_]],
+        remove: Callable[[tuple[int, int], tuple[int, ...]], None],
+    ) -> None:
+        """What `first` does pair by pair with the single nodes of `near(pair)`, answered for many pairs at once.
+
+        `remove` may only take nodes out of what `near` gives; those are passed over when their turn comes.
+        """
+        for start in range(0, len(pairs), _PAIRS):
+            block = pairs[start : start + _PAIRS]
+            nodes = [np.flatnonzero(near(pair)) for pair in block]
+            x, y = np.repeat(np.array(block), [len(each) for each in nodes], axis=0).T
+            z = np.concatenate(nodes)[:, None]
+            if self._probing and len(z):
+                raise _Wanted
+            found = self._run(x, y, z)
+            executed = np.zeros(len(x), bool)
+            at = 0
+            for pair, each in zip(self.counted(block, start, len(pairs)), nodes, strict=True):
+                rows = at + np.flatnonzero(near(pair)[each])
+                hits = np.flatnonzero(found.independent[rows])
+                if len(hits):
+                    rows = rows[: hits[0] + 1]
+                    remove(pair, (int(z[rows[-1], 0]),))
+                executed[rows] = True
+                at += len(each)
+            if np.count_nonzero(executed) > self.left:
+                raise OutOfBudget
+            self.record.add(x[executed], y[executed], z[executed], *(each[executed] for each in found))
+
+    def best(self, asked: Iterable[tuple[tuple[int, int], Iterable[Sets]]]) -> dict[tuple[int, int], Separation]:
+        """For every pair that some set separates: the set with the largest p-value, and all members of such sets; in joint blocks.
+
+        Neither depends on an order of the nodes, so learners that use them give the same graph however these are numbered.
+        """
+        chosen: dict[tuple[int, int], Separation] = {}
+        waiting: list[tuple[tuple[int, int], Sets]] = []
+        count = 0
+        for pair, blocks in asked:
+            for sets in blocks:
+                if self._probing:
+                    raise _Wanted
+                waiting.append((pair, sets))
+                count += len(sets)
+                if count > self.left:
+                    raise OutOfBudget
+                if count >= BLOCK:
+                    self._choose(waiting, chosen)
+                    waiting, count = [], 0
+        if waiting:
+            self._choose(waiting, chosen)
+        return chosen
+
+    def marginal(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The pairs that are independent given nothing."""
+        if len(pairs) > self.left:
+            raise OutOfBudget
+        x, y = np.array(pairs, np.int32).reshape(-1, 2).T
+        z = np.zeros((len(pairs), 0), np.int32)
+        found = self._run(x, y, z)
+        self.record.add(x, y, z, *found)
+        return [pairs[at] for at in np.flatnonzero(found.independent).tolist()]
+
+    def separated(self, asked: Sequence[tuple[tuple[int, int], tuple[int, ...]]]) -> NDArray[np.bool_]:
+        """Whether each set separates its pair; these do not count against the budget, being as few as they are."""
+        found = np.zeros(len(asked), bool)
+        for size in sorted({len(given) for _, given in asked}):
+            rows = [at for at, (_, given) in enumerate(asked) if len(given) == size]
+            x, y = np.array([sorted(asked[at][0]) for at in rows]).T
+            z = np.array([asked[at][1] for at in rows], np.int32).reshape(len(rows), size)
+            answers = self._run(x, y, z)
+            self.record.add(x, y, z, *answers)
+            found[rows] = answers.independent
+        return found
+
+    def _choose(self, waiting: list[tuple[tuple[int, int], Sets]], chosen: dict[tuple[int, int], Separation]) -> None:
+        pairs = np.array([pair for pair, _ in waiting])
+        x, y = np.repeat(pairs, [len(sets) for _, sets in waiting], axis=0).T
+        z = np.concatenate([sets for _, sets in waiting])
+        found = self._run(x, y, z)
+        self.record.add(x, y, z, *found)
+        for at in np.flatnonzero(found.independent).tolist():
+            pair, given = (int(x[at]), int(y[at])), tuple(z[at].tolist())
+            one = Separation(given, frozenset(given), (float(found.log_p[at]), -abs(float(found.rho[at]))))
+            other = chosen.get(pair, one)
+            chosen[pair] = max(other, one, key=lambda each: each.rank)._replace(members=one.members | other.members)
+
+    def _run(self, x: Any, y: Any, z: Any) -> Any:
+        return self.test.run(self.nodes[x], self.nodes[y], self.nodes[z])
+
+    def warn(self) -> None:
+        """One warning if anything could not be tested."""
+        if self.record.untestable or self.untestable_pairs:
+            warnings.warn(
+                f"{self.record.untestable + self.untestable_pairs} independence tests could not be decided (too few samples "
+                f"for the size of the set, or variables that determine one another); their edges stay. See trust().",
+                stacklevel=4,
+            )
+
+
+def _growing(blocks: Iterable[Sets]) -> Iterator[Sets]:
+    """The same rows, a few at first: one of them may be all that is needed."""
+    few = 256
+    for block in blocks:
+        at = 0
+        while at < len(block):
+            yield block[at : at + few]
+            at, few = at + few, 4 * few
+
+
+def subsets(pool: Sequence[int], size: int) -> Iterator[Sets]:
+    """All subsets of a rising pool of this size in lexicographic order, in blocks of rows."""
+    values = np.array(pool, np.int32)
+    if math.comb(len(pool), size) <= BLOCK:
+        table = _table(len(pool), size)
+        if len(table):
+            yield values[table]
+        return
+    every = combinations(range(len(pool)), size)
+    while block := list(islice(every, BLOCK)):
+        flat = np.fromiter(chain.from_iterable(block), np.int32, len(block) * size)
+        yield values[flat.reshape(len(block), size)]
+
+
+@lru_cache(maxsize=32)
+def _table(count: int, size: int) -> Sets:
+    rows = list(combinations(range(count), size))
+    return np.array(rows, np.int32).reshape(len(rows), size)
+
+
+def check_nodes(n: int, nodes: Sequence[int] | None) -> list[int]:
+    """The nodes asked for, checked; all by default."""
+    if nodes is None:
+        return list(range(n))
+    wanted = [int(v) for v in nodes]
+    outside = [v for v in wanted if not 0 <= v < n]
+    if outside or len(set(wanted)) < len(wanted):
+        raise InvalidArgument(f"nodes must be distinct and in 0 ... {n - 1}; got {wanted}")
+    return wanted

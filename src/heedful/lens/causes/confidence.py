@@ -1,0 +1,102 @@
+"""How sure a learned graph is: of each test, of the whole, and in plain words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful._errors import InvalidArgument
+from heedful.lens.causes.record import Tests
+
+if TYPE_CHECKING:
+    from heedful.lens.causes.graph import PAG
+
+__all__ = ["Trust", "confidences", "judge", "structure_confidence"]
+
+# Above this share of adjacent pairs a graph says little: ours, see `judge`.
+NEAR_COMPLETE = 0.8
+UNSURE = 0.5
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A verdict on a graph.
+
+    Attributes:
+        level: `"good"`, `"limited"` or `"none"`.
+        sentences: why, plainly; at least one.
+    """
+
+    level: str
+    sentences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(self.sentences)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"level": self.level, "sentences": list(self.sentences)}
+
+
+def confidences(tests: Tests, alpha: float) -> NDArray[np.float64]:
+    r"""$c_t = 1 - e^{-|\ln p_t - \ln\alpha|}$ for each test: 0 at the threshold, $1 - \alpha$ for p = 1, 1 for p = 0; 0 if untestable.
+
+    Ours. The confidence of Rohekar et al. (ICML 2025) compares entropies of p-values and is another quantity.
+    """
+    if not 0 < alpha < 1:
+        raise InvalidArgument(f"alpha must lie strictly between 0 and 1, e.g. 0.01; got {alpha!r}")
+    found: NDArray[np.float64] = -np.expm1(-np.abs(tests.log_p - math.log(alpha)))
+    return np.where(tests.testable, found, 0.0)
+
+
+def structure_confidence(tests: Tests, alpha: float) -> float:
+    """The mean of `confidences` over the executed tests, in [0, 1]; 0 without tests.
+
+    >>> import numpy as np
+    >>> from heedful.lens.causes import discover, structure_confidence
+    >>> pag = discover(np.eye(3), samples=100, alpha=0.01)
+    >>> round(structure_confidence(pag.tests, 0.01), 6)
+    0.99
+    """
+    return float(confidences(tests, alpha).mean()) if len(tests) else 0.0
+
+
+def judge(pag: PAG) -> Trust:
+    """Reads a graph's own record for reasons not to trust it."""
+    pairs = pag.n * (pag.n - 1) // 2
+    if pairs == 0:
+        return Trust("none", (f"A graph of {pag.n} node{'s' * (pag.n != 1)} has no pairs to test.",))
+    edges = len(pag.edges())
+    void, doubts = [], []
+    if pag.n > 2 and edges == pairs:
+        void.append(f"Every one of the {pairs} pairs stays adjacent: no independence was found, so nothing is learned.")
+    elif pag.n > 2 and edges > NEAR_COMPLETE * pairs:
+        void.append(f"{edges} of {pairs} pairs stay adjacent: a near-complete graph says little about causes.")
+    if len(pag.tests) and pag.untestable == len(pag.tests):
+        void.append("None of the tests could be decided: too few samples, or variables that fix one another.")
+    elif pag.untestable:
+        doubts.append(
+            f"{pag.untestable} of {len(pag.tests)} tests could not be decided (too few samples, or variables that fix one "
+            "another) and were counted as dependent."
+        )
+    if pag.stopped:
+        doubts.append(pag.stopped)
+    elif pag.reach is not None:
+        doubts.append(
+            f"Only sets of up to {pag.reach} variables were tested: edges that larger ones separate are still there."
+        )
+    if pag.conflicts:
+        doubts.append(
+            f"The rules disagreed on {pag.conflicts} mark{'s' * (pag.conflicts != 1)}: the tests contradict one another there."
+        )
+    sure = pag.confidence
+    if sure is not None and len(pag.tests) and sure < UNSURE:
+        doubts.append(f"Many tests fell near the threshold: confidence {sure:.2f}.")
+    if void:
+        return Trust("none", (*void, *doubts))
+    if doubts:
+        return Trust("limited", tuple(doubts))
+    return Trust("good", (f"{pairs - edges} of {pairs} pairs were separated and no rule disagreed with another.",))

@@ -1,0 +1,345 @@
+"""The partial ancestral graph: marks, what they mean, and every test that put them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful._errors import InvalidArgument
+from heedful.lens.causes import exports
+from heedful.lens.causes.confidence import Trust, confidences, judge, structure_confidence
+from heedful.lens.causes.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits, mask_of, reachable_sets
+from heedful.lens.causes.record import Tests
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["ARROW", "CIRCLE", "NONE", "PAG", "TAIL", "Edge", "Tests"]
+
+_LEFT = {CIRCLE: "o", ARROW: "<", TAIL: "-"}
+_RIGHT = {CIRCLE: "o", ARROW: ">", TAIL: "-"}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An edge between nodes a and b with the mark at each end.
+
+    >>> from heedful.lens.causes import ARROW, CIRCLE, Edge
+    >>> str(Edge(0, 1, CIRCLE, ARROW, ("rain", "wet")))
+    'rain o-> wet'
+    """
+
+    a: int
+    b: int
+    at_a: int
+    at_b: int
+    names: tuple[str, str] | None = None
+
+    def __str__(self) -> str:
+        a, b = self.names or (str(self.a), str(self.b))
+        return f"{a} {_LEFT[self.at_a]}-{_RIGHT[self.at_b]} {b}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PAG:
+    """A partial ancestral graph: every mark that all graphs with the same independences share, a circle elsewhere.
+
+    `a -> b` says that a is a cause of b, `a <-> b` that neither is a cause of the other (something outside the graph moves both),
+    `a - b` that selection ties them, and a circle that the independences leave it open. From `pc` it is a CPDAG in the same marks:
+    there `a - b` is an edge whose direction is open.
+
+    Attributes:
+        marks: `[n, n]` int8, read-only; `marks[i, j]` is the mark at j on the edge between i and j: 0 none, 1 circle, 2 arrowhead, 3 tail.
+        names: what the nodes are called.
+        sepsets: for pairs i < j without an edge, the set that separated them.
+        tests: every test that was executed.
+        conflicts: marks on which rules or separating sets disagree; 0 for a perfect test.
+        untestable: tests that could not be decided and counted as dependent.
+        selection_bias: whether selection was allowed for (rules R5-R7).
+        order: the order of the nodes that was given to the learner, if any.
+        learner, alpha, samples: how it was learned.
+        reach: conditioning sets up to this size were tried; the graph is valid for these. None if the learner ended by itself.
+        stopped: why the learner stopped before it was done; empty if it did not.
+
+    >>> from heedful.lens.causes import PAG
+    >>> pag = PAG.from_dag([[], [], [0, 1], [2]], observed=range(4), names=["rain", "hose", "wet", "slip"])
+    >>> [str(edge) for edge in pag.edges()]
+    ['rain o-> wet', 'hose o-> wet', 'wet --> slip']
+    """
+
+    marks: NDArray[np.int8]
+    names: tuple[str, ...] = ()
+    sepsets: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    tests: Tests = field(default_factory=Tests.none)
+    conflicts: int = 0
+    untestable: int = 0
+    selection_bias: bool = False
+    order: tuple[int, ...] | None = None
+    learner: str = ""
+    alpha: float | None = None
+    samples: int | None = None
+    reach: int | None = None
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        marks = np.array(self.marks, np.int8)
+        if marks.ndim != 2 or marks.shape[0] != marks.shape[1]:
+            raise InvalidArgument(f"marks must be square; got shape {marks.shape}")
+        if marks.size and (marks.min() < NONE or marks.max() > TAIL):
+            raise InvalidArgument("marks must be 0 (none), 1 (circle), 2 (arrowhead) or 3 (tail)")
+        if ((marks == NONE) != (marks.T == NONE)).any() or marks.diagonal().any():
+            raise InvalidArgument("marks: an edge needs a mark at both ends, and no node has an edge to itself")
+        marks.flags.writeable = False
+        object.__setattr__(self, "marks", marks)
+        names = tuple(str(name) for name in self.names) or tuple(f"x{i}" for i in range(len(marks)))
+        if len(names) != len(marks):
+            raise InvalidArgument(f"{len(marks)} nodes need as many names; got {len(names)}")
+        object.__setattr__(self, "names", names)
+
+    @property
+    def n(self) -> int:
+        """How many nodes there are."""
+        return len(self.marks)
+
+    def edges(self) -> list[Edge]:
+        """Every edge once, a < b."""
+        rows, columns = np.nonzero(np.triu(self.marks))
+        pairs = zip(rows.tolist(), columns.tolist(), strict=True)
+        return [
+            Edge(a, b, int(self.marks[b, a]), int(self.marks[a, b]), (self.names[a], self.names[b])) for a, b in pairs
+        ]
+
+    @property
+    def density(self) -> float:
+        """Edges over pairs; 0 for fewer than two nodes."""
+        return float((self.marks != NONE).mean() * self.n / (self.n - 1)) if self.n > 1 else 0.0
+
+    def adjacent(self, i: int) -> tuple[int, ...]:
+        """The nodes that share an edge with i."""
+        return tuple(np.flatnonzero(self.marks[self._node(i)]).tolist())
+
+    @cached_property
+    def _links(self) -> Links:
+        return Links.of(self.marks)
+
+    def possible_dsep(self, x: int) -> tuple[int, ...]:
+        """Nodes on a path from x whose every inner node is a collider or the middle of a triangle (Spirtes et al. 2000)."""
+        return self.dsep_tree(x).nodes
+
+    def dsep_tree(self, x: int, radius: int | None = None) -> DsepTree:
+        """Possible-d-sep of x with the depth of each node and the nodes before it; `radius` ends the paths."""
+        return self._links.dsep_tree(self._node(x), radius=radius)
+
+    def dsep_sets(
+        self, x: int, size: int, radius: int | None = None, nodes: Iterable[int] | None = None, limit: int = 1_000_000
+    ) -> list[tuple[int, ...]]:
+        """Sets whose members are each reached from x by a possible-d-sep path through members alone (CLEANN, Rohekar et al. 2023).
+
+        Nearest first: by the sum of the members' depths, then by their indices. `nodes` are those that may be members.
+        """
+        tree = self.dsep_tree(x, radius)
+        pool = mask_of(tree.depth) & (-1 if nodes is None else mask_of(nodes))
+        found = reachable_sets(self._links, x, pool, size, limit)
+        if found is None:
+            raise InvalidArgument(
+                f"more than {limit} sets of size {size} around node {x}; give a smaller size or radius"
+            )
+        sets = [tuple(bits(mask)) for mask in found]
+        return sorted(sets, key=lambda one: (sum(tree.depth[v] for v in one), one))
+
+    def possible_ancestors(self, x: int) -> tuple[int, ...]:
+        """Nodes with a possibly directed path to x: no arrowhead against it and no tail at its far end; x left out."""
+        return tuple(bits(self._links.possible_ancestors(1 << self._node(x)) & ~(1 << x)))
+
+    def definite_ancestors(self, x: int) -> tuple[int, ...]:
+        """Nodes with a path of arrows `->` to x."""
+        directed = (self.marks == ARROW) & (self.marks.T == TAIL)
+        seen, new = {self._node(x)}, [x]
+        while new:
+            new = [u for u in np.flatnonzero(directed[:, new].any(axis=1)).tolist() if u not in seen]
+            seen.update(new)
+        return tuple(sorted(seen - {x}))
+
+    def latent_pairs(self) -> list[tuple[int, int]]:
+        """The pairs a `<->` b: something that is not in the graph moves both."""
+        return [(edge.a, edge.b) for edge in self.edges() if edge.at_a == edge.at_b == ARROW]
+
+    def districts(self) -> list[tuple[int, ...]]:
+        """The nodes in groups: two are in one group if a chain of `<->` edges joins them."""
+        home = list(range(self.n))
+        for a, b in self.latent_pairs():
+            old, new = max(home[a], home[b]), min(home[a], home[b])
+            home = [new if one == old else one for one in home]
+        return [tuple(v for v in range(self.n) if home[v] == head) for head in sorted(set(home))]
+
+    def is_m_separated(self, x: int, y: int, z: Iterable[int]) -> bool:
+        """Whether z blocks every path between x and y; asked of a graph without circles (a MAG).
+
+        A path is open if each of its colliders is in z or an ancestor of z, and no other inner node is in z (Richardson & Spirtes 2002).
+        """
+        if (self.marks == CIRCLE).any():
+            raise InvalidArgument("m-separation is a property of a MAG; this graph has circles")
+        given = {self._node(one) for one in z}
+        if {x, y} & given or self._node(x) == self._node(y):
+            raise InvalidArgument(f"x, y and z must be apart; got x = {x}, y = {y}, z = {sorted(given)}")
+        opens = given.union(*(self.definite_ancestors(one) for one in given))
+        front = [(x, v) for v in self.adjacent(x)]
+        seen = set(front)
+        while front:
+            u, v = front.pop()
+            if v == y:
+                return False
+            for w in self.adjacent(v):
+                collider = self.marks[u, v] == ARROW and self.marks[w, v] == ARROW
+                if w != u and (v in opens if collider else v not in given) and (v, w) not in seen:
+                    seen.add((v, w))
+                    front.append((v, w))
+        return True
+
+    @property
+    def confidence(self) -> float | None:
+        """Mean of $1 - e^{-|ln p - ln alpha|}$ over the executed tests, ours; None where there are no p-values."""
+        return None if self.alpha is None else structure_confidence(self.tests, self.alpha)
+
+    def edge_confidence(self) -> NDArray[np.float64]:
+        """`[n, n]`: the least confidence among the tests of each pair; 0 on the diagonal and where nothing was tested."""
+        found = np.full((self.n, self.n), np.inf)
+        if self.alpha is not None and len(self.tests):
+            np.minimum.at(found, (self.tests.x, self.tests.y), confidences(self.tests, self.alpha))
+        found = np.minimum(found, found.T)
+        return np.where(np.isfinite(found), found, 0.0)
+
+    def trust(self) -> Trust:
+        """How far to trust the graph, in plain sentences."""
+        return judge(self)
+
+    def subgraph(self, nodes: Sequence[int]) -> PAG:
+        """The marks among these nodes, in this order; tests and sets that name others are left out."""
+        keep = [self._node(v) for v in nodes]
+        if len(set(keep)) < len(keep):
+            raise InvalidArgument(f"nodes must differ; got {keep}")
+        place = {v: at for at, v in enumerate(keep)}
+        sepsets = {
+            (min(place[a], place[b]), max(place[a], place[b])): tuple(sorted(place[v] for v in each))
+            for (a, b), each in self.sepsets.items()
+            if {a, b, *each} <= set(keep)
+        }
+        return replace(
+            self,
+            marks=self.marks[np.ix_(keep, keep)],
+            names=tuple(self.names[v] for v in keep),
+            sepsets=sepsets,
+            tests=self.tests.among(keep),
+            order=None if self.order is None else tuple(place[v] for v in self.order if v in place),
+        )
+
+    @classmethod
+    def from_dag(
+        cls,
+        parents: Sequence[Iterable[int]],
+        observed: Sequence[int],
+        selection: Iterable[int] = (),
+        names: Sequence[str] | None = None,
+    ) -> PAG:
+        """The true PAG over `observed` of a graph without cycles: ICD with d-separation for a test.
+
+        Args:
+            parents: `parents[v]` are the parents of node v.
+            observed: the nodes of the PAG, in this order; nodes that are neither these nor `selection` are latent.
+            selection: nodes conditioned on when sampling.
+            names: of the observed nodes.
+        """
+        from heedful.lens.causes.independence import DSeparation
+        from heedful.lens.causes.learners import icd
+
+        chosen = tuple(selection)
+        oracle = DSeparation(parents, observed=observed, selection=chosen)
+        return icd(oracle, names=names, selection_bias=bool(chosen))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types alone; `from_dict` reads it back."""
+        return {
+            "names": list(self.names),
+            "marks": self.marks.tolist(),
+            "edges": [str(edge) for edge in self.edges()],
+            "sepsets": [[a, b, list(each)] for (a, b), each in sorted(self.sepsets.items())],
+            "tests": self.tests.to_dict(),
+            "conflicts": self.conflicts,
+            "untestable": self.untestable,
+            "selection_bias": self.selection_bias,
+            "order": None if self.order is None else list(self.order),
+            "learner": self.learner,
+            "alpha": self.alpha,
+            "samples": self.samples,
+            "reach": self.reach,
+            "stopped": self.stopped,
+            "confidence": self.confidence,
+            "density": self.density,
+            "trust": self.trust().to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> PAG:
+        """A graph from what `to_dict` gave."""
+        same = ("conflicts", "untestable", "selection_bias", "learner", "alpha", "samples", "reach", "stopped")
+        try:
+            return cls(
+                marks=np.array(told["marks"], np.int8).reshape(len(told["names"]), len(told["names"])),
+                names=tuple(told["names"]),
+                sepsets={(int(a), int(b)): tuple(each) for a, b, each in told["sepsets"]},
+                tests=Tests.from_dict(told["tests"]),
+                order=None if told["order"] is None else tuple(told["order"]),
+                **{name: told[name] for name in same},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"not a graph as PAG.to_dict writes it: {error!r}") from error
+
+    def to_networkx(self) -> Any:
+        """A `networkx.DiGraph` with both directions of every edge; `mark` on (i, j) is the mark at j."""
+        return exports.to_networkx(self)
+
+    def to_dot(self) -> str:
+        """Graphviz source."""
+        return exports.to_dot(self)
+
+    def to_graphml(self) -> str:
+        """GraphML, each edge once with attributes `at_source` and `at_target`."""
+        return exports.to_graphml(self)
+
+    def to_causallearn(self) -> Any:
+        """A `causallearn` GeneralGraph: there `graph[j, i]` is the mark at j, 1 arrowhead, -1 tail, 2 circle."""
+        return exports.to_causallearn(self)
+
+    @classmethod
+    def from_causallearn(cls, graph: Any) -> PAG:
+        """From a `causallearn` GeneralGraph or its `graph` matrix."""
+        return exports.from_causallearn(graph)
+
+    def plot(self, ax: Axes | None = None, highlight: Iterable[int] = (), target: int | None = None) -> Axes:
+        """Draws the graph; `highlight` are nodes to stand out, `target` the one asked about."""
+        from heedful.lens.causes.draw import plot
+
+        return plot(self, ax=ax, highlight=tuple(highlight), target=target)
+
+    def __iter__(self) -> Iterator[Edge]:
+        return iter(self.edges())
+
+    def __repr__(self) -> str:
+        edges = [str(edge) for edge in self.edges()]
+        shown = ", ".join(edges[:8]) + (f", ... {len(edges) - 8} more" if len(edges) > 8 else "")
+        how = ", ".join(
+            f"{name}={value!r}"
+            for name, value in (("learner", self.learner), ("alpha", self.alpha), ("samples", self.samples))
+            if value
+        )
+        return f"PAG({self.n} nodes, {len(edges)} edges{', ' + how if how else ''}: {shown or 'none'})"
+
+    def _node(self, at: int) -> int:
+        if not 0 <= at < self.n:
+            raise InvalidArgument(f"node {at} is not in 0 ... {self.n - 1}")
+        return int(at)

@@ -1,0 +1,326 @@
+"""The search for the smallest set of words without which a model answers otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heedful._errors import CorruptModel, InvalidArgument
+from heedful.lens.causes.graph import PAG
+from heedful.lens.causes.paths import Links
+from heedful.lens.causes.questions import Task
+
+__all__ = ["Found", "Inquiry", "Replies", "Reply", "exhaustive", "pruned", "search"]
+
+Units = tuple[int, ...]
+Progress = Callable[[int, int], None]
+
+# Sets of one size that are ordered at once, and those among them whose effect is foretold from smaller sets.
+MOST_SETS, FORETOLD = 50_000, 5_000
+# Sets of one size that are tried whatever is foretold of them.
+ANYHOW = 16
+# The first questions of a size are asked few at a time: the best of them mostly settles it.
+CHUNKS = (1, 2, 4, 8, 16)
+
+
+class Reply(NamedTuple):
+    """What a model answers without some units: by how much its first answer still leads, which leads, and how probable it is.
+
+    The margin is the answer's score less the best of the others; for an answer that was ranked r-th, less the r-th best of
+    the others. Below zero the answer has lost its rank.
+    """
+
+    margin: float
+    winner: int
+    probability: float
+
+    @property
+    def flipped(self) -> bool:
+        return self.margin < 0
+
+
+class Replies:
+    """Every set that a model was asked about, each once, whoever asks."""
+
+    def __init__(self, task: Task, answer: object = None, batch_size: int = 32) -> None:
+        self._task, self._batch = task, batch_size
+        scores = task.scores([()])[0]
+        if not bool(scores.isfinite().any()) or bool(scores.isnan().any()):
+            raise CorruptModel("the model answers with numbers that are not finite; its weights are damaged")
+        self.answer = int(scores.argmax()) if answer is None else task.column(answer)
+        own = scores[self.answer]
+        self.rank = int((scores > own).sum())
+        usable = int(scores.isfinite().sum())
+        if self.rank >= usable - 1:
+            raise InvalidArgument(
+                f"{task.name(self.answer)!r} ranks last of {usable} answers, so that nothing can push it down; the model's own "
+                f"answer is {task.name(int(scores.argmax()))!r}: explain that one"
+            )
+        self._known: dict[Units, Reply] = {}
+
+    def __call__(self, sets: Iterable[Units]) -> list[Reply]:
+        sets = [tuple(sorted(one)) for one in sets]
+        new = [one for one in dict.fromkeys(sets) if one not in self._known]
+        for start in range(0, len(new), self._batch):
+            part = new[start : start + self._batch]
+            self._known |= zip(part, self.replies(part), strict=True)
+        return [self._known[one] for one in sets]
+
+    def replies(self, sets: Sequence[Units]) -> list[Reply]:
+        """Asks anew, whatever is known."""
+        scores = self._task.scores(sets)
+        if bool(scores.isnan().any()):
+            raise CorruptModel("the model answers with numbers that are not finite; its weights are damaged")
+        own, winners, odds = scores[:, self.answer], scores.argmax(-1), scores.softmax(-1)[:, self.answer]
+        others = scores.index_fill(-1, torch.tensor([self.answer]), -math.inf)
+        rival = others.topk(self.rank + 1, dim=-1).values[:, -1]
+        return [Reply(*one) for one in zip((own - rival).tolist(), winners.tolist(), odds.tolist(), strict=True)]
+
+    def inquiry(self, limit: int | None = None, units: Sequence[int] | None = None) -> Inquiry:
+        """One method's questions about some of the units, counted apart from those of the others."""
+        return Inquiry(self, limit, units)
+
+
+class Inquiry:
+    """Counts the different sets that one method asks about, as if it were alone; members are places in `units`."""
+
+    def __init__(self, replies: Replies, limit: int | None = None, units: Sequence[int] | None = None) -> None:
+        self._replies, self._limit, self._units = replies, limit, units
+        self.tried: dict[Units, Reply] = {}
+
+    @property
+    def calls(self) -> int:
+        """Different inputs; the whole one is known to every method."""
+        return len(self.tried) - (() in self.tried)
+
+    @property
+    def left(self) -> float:
+        return math.inf if self._limit is None else max(0, self._limit - self.calls)
+
+    def __call__(self, sets: Sequence[Units]) -> list[Reply]:
+        sets = [tuple(sorted(one)) for one in sets]
+        units = self._units
+        found = self._replies(sets if units is None else [tuple(units[at] for at in one) for one in sets])
+        self.tried |= zip(sets, found, strict=True)
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        units: the set; empty where none was found.
+        all_units: every set of that size that was found, with `all_minimal`.
+        head: the place of the graph that proposed it; None where it was no graph's.
+        exhausted: whether the search ended because its calls did.
+    """
+
+    units: Units
+    all_units: tuple[Units, ...]
+    head: int | None
+    exhausted: bool
+
+
+def search(
+    ask: Inquiry,
+    pags: Sequence[PAG],
+    target: int,
+    nodes: Sequence[int],
+    attention: Sequence[float] | None = None,
+    *,
+    max_size: int = 5,
+    radius: int | None = None,
+    order: str = "effect",
+    slack: float = 0.8,
+    patience: int = 256,
+    prune: bool = True,
+    all_minimal: bool = False,
+    progress: Progress | None = None,
+) -> Found:
+    """The smallest set whose removal changes the answer, by size, over the graphs of all heads together.
+
+    A set is proposed by a graph where each of its members is reached from the target by a possible-d-sep path through members
+    alone (Rohekar et al. 2023, section 4). Ours differs in three ways, each to ask the model less. All heads share what was asked.
+    Sets of one size are ordered by the effect that smaller ones foretell: that of the set less one member, plus that member's own,
+    averaged over what is known; those that no graph connects come after those that one does, since attention may miss a tie. A
+    set behind the first 16 is left out if less than `slack` of the margin is foretold, and all behind the first `patience` are. And a set that was
+    found is pruned, since being connected may have brought in a passenger. `order="depth"` is the paper's: by the sum of depths,
+    then by how strongly the members depend on the target, and none left out. Of more than 50,000 sets of one size either takes those
+    of the units that do most by themselves. Pruning may ask a few questions beyond the bound on calls.
+
+    Args:
+        ask: what the model answers, counted.
+        pags: one for each head.
+        target: the node of the answer.
+        nodes: the node of each unit.
+        attention: the weight that the target gives each unit, by which single units are ordered; by dependence without it.
+    """
+    graphs = [_Graph(pag, target, nodes, radius) for pag in pags]
+    count = len(nodes)
+    margin = ask([()])[0].margin
+    # What single units do, and what every set that was tried does.
+    drop, known = np.zeros(count), dict[Units, float]()
+    for size in range(1, min(max_size, count) + 1):
+        chosen = _sets(count, size, drop)
+        if order == "depth":
+            proposed = _by_depth(chosen, graphs)
+        elif size == 1:
+            proposed = iter(
+                [(unit,) for unit in sorted(range(count), key=lambda unit: _nearness(unit, graphs, attention))]
+            )
+        else:
+            proposed = islice(_by_effect(chosen, _foretold(chosen, drop, known), slack * margin, graphs), patience)
+        hits: list[Units] = []
+        for part in _chunks(proposed, ask):
+            for one, reply in zip(part, ask(part), strict=True):
+                known[one] = margin - reply.margin
+                if size == 1:
+                    drop[one[0]] = known[one]
+                if reply.flipped:
+                    hits.append(one)
+            if progress is not None:
+                progress(size, max_size)
+            if hits and not all_minimal:
+                break
+        if hits:
+            best = min(hits, key=lambda one: (_depth(one, graphs), -known[one]))
+            units = pruned(ask, best) if prune else best
+            return Found(units, tuple(hits), _proposing(units, graphs), ask.left <= 0)
+    return Found((), (), None, ask.left <= 0)
+
+
+def exhaustive(ask: Inquiry, count: int, max_size: int = 5, batch: int = 32) -> Units:
+    """The first smallest set that changes the answer among all sets; empty where there is none. The lower bound of any search."""
+    for size in range(1, min(max_size, count) + 1):
+        every = combinations(range(count), size)
+        while part := [one for _, one in zip(range(int(min(batch, ask.left))), every, strict=False)]:
+            for one, reply in zip(part, ask(part), strict=True):
+                if reply.flipped:
+                    return one
+    return ()
+
+
+def pruned(ask: Inquiry, units: Units) -> Units:
+    """The set without members that it does not need: no one of them can be left in and the answer still change.
+
+    Of several that could go, the one goes without which the answer loses most.
+    """
+    units = tuple(sorted(units))
+    while len(units) > 1:
+        smaller = [units[:at] + units[at + 1 :] for at in range(len(units))]
+        margin, best = min((reply.margin, one) for one, reply in zip(smaller, ask(smaller), strict=True))
+        if margin >= 0:
+            break
+        units = best
+    return units
+
+
+class _Graph:
+    """One head's graph, asked how a set of units hangs together around the target."""
+
+    def __init__(self, pag: PAG, target: int, nodes: Sequence[int], radius: int | None) -> None:
+        self._links, self._root, self._nodes = Links.of(pag.marks), target, list(nodes)
+        tree = pag.dsep_tree(target, radius)
+        self.depth = [tree.depth.get(node) for node in nodes]
+        self._within = sum(1 << node for node in nodes if node in tree.depth)
+        # The weakest dependence that a test found between a unit and the target.
+        weakest = np.full(pag.n, -np.inf)
+        tests = pag.tests
+        for ends, others in ((tests.x, tests.y), (tests.y, tests.x)):
+            np.maximum.at(weakest, others[ends == target], tests.log_p[ends == target])
+        self.log_p = [float(weakest[node]) for node in nodes]
+
+    def connects(self, units: Sequence[int]) -> bool:
+        if any(self.depth[unit] is None for unit in units):
+            return False
+        mask = sum(1 << self._nodes[unit] for unit in units)
+        return mask & ~self._links.reached_through(self._root, mask, self._within) == 0
+
+
+def _proposing(units: Sequence[int], graphs: Sequence[_Graph]) -> int | None:
+    """The graph that connects the set with the least depth; None where none does."""
+    able = [at for at, graph in enumerate(graphs) if graph.connects(units)]
+    return min(able, key=lambda at: _sum(units, graphs[at]), default=None)
+
+
+def _sum(units: Sequence[int], graph: _Graph) -> int:
+    return sum(graph.depth[unit] or 0 for unit in units)
+
+
+def _depth(units: Sequence[int], graphs: Sequence[_Graph]) -> float:
+    return min((_sum(units, graph) for graph in graphs if graph.connects(units)), default=math.inf)
+
+
+def _nearness(unit: int, graphs: Sequence[_Graph], attention: Sequence[float] | None) -> tuple[float, ...]:
+    """What comes first among single units: those that some graph connects, then by attention or dependence on the target."""
+    depth = _depth((unit,), graphs)
+    if attention is not None:
+        return float(math.isinf(depth)), -attention[unit], unit
+    return depth, sum(max(graph.log_p[unit], -1e6) for graph in graphs), unit
+
+
+def _sets(count: int, size: int, drop: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Sets of this size; where there are too many, of those units alone that do most by themselves."""
+    taken = count
+    while taken > size and math.comb(taken, size) > MOST_SETS:
+        taken -= 1
+    units = np.sort(np.argsort(-drop, kind="stable")[:taken])
+    return np.array(list(combinations(units.tolist(), size)), dtype=np.int64)
+
+
+def _foretold(sets: NDArray[np.int64], drop: NDArray[np.float64], known: dict[Units, float]) -> NDArray[np.float64]:
+    """How far the margin should fall without each set."""
+    found = drop[sets].sum(-1)
+    if sets.shape[1] < 3:
+        return found
+    for at in np.argsort(-found, kind="stable")[:FORETOLD].tolist():
+        one = tuple(sets[at].tolist())
+        parts = [(one[:i] + one[i + 1 :], one[i]) for i in range(len(one))]
+        told = [known[rest] + drop[member] for rest, member in parts if rest in known]
+        if told:
+            found[at] = sum(told) / len(told)
+    return found
+
+
+def _by_effect(
+    sets: NDArray[np.int64], foretold: NDArray[np.float64], least: float, graphs: Sequence[_Graph]
+) -> Iterator[Units]:
+    """Largest effect first; sets that no graph connects after all that one does."""
+    best = np.argsort(-foretold, kind="stable")
+    best = best[: min(max(ANYHOW, int((foretold >= least).sum())), FORETOLD)]
+    later: list[Units] = []
+    for one in map(tuple, sets[best].tolist()):
+        if any(graph.connects(one) for graph in graphs):
+            yield one
+        else:
+            later.append(one)
+    yield from later
+
+
+def _by_depth(sets: NDArray[np.int64], graphs: Sequence[_Graph]) -> Iterator[Units]:
+    """The paper's order: nearest first, then those that depend most on the target."""
+    keyed = []
+    for one in map(tuple, sets.tolist()):
+        able = [(_sum(one, graph), sum(graph.log_p[unit] for unit in one)) for graph in graphs if graph.connects(one)]
+        if able:
+            keyed.append((min(able), one))
+    return (one for _, one in sorted(keyed))
+
+
+def _chunks(sets: Iterator[Units], ask: Inquiry) -> Iterator[list[Units]]:
+    """Few at first, then more; no more than may still be asked."""
+    sizes = iter(CHUNKS)
+    while True:
+        size = int(min(next(sizes, 32), ask.left))
+        part = [one for _, one in zip(range(size), sets, strict=False)]
+        if not part:
+            return
+        yield part

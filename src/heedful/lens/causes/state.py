@@ -1,0 +1,181 @@
+"""A graph under construction: which edges are left, what separated the others, and the marks that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful._errors import InvalidArgument
+from heedful.lens.causes.asking import OutOfBudget, Questions
+from heedful.lens.causes.graph import PAG
+from heedful.lens.causes.orientation import Oriented, open_marks, orient
+from heedful.lens.causes.paths import Links
+
+__all__ = ["Pair", "State"]
+
+Pair = tuple[int, int]
+
+
+class State:
+    """Begins complete; learners take edges out pass by pass.
+
+    Attributes:
+        ask: the questions, with their record and budget.
+        names, order: of the nodes; the order, causes first, if it is known.
+        skeleton: `[n, n]` bool, the edges left.
+        sepsets, members: what separated the pairs that have none, and the members of all sets that did.
+        links: the present graph as bit sets.
+        reach, stopped: how far the passes got, and why not farther.
+    """
+
+    def __init__(self, ask: Questions, names: Sequence[str] | None, order: Sequence[int] | None = None) -> None:
+        self.ask = ask
+        self.names = _names(names, ask)
+        self.order = None if order is None else _permutation(order, ask.n)
+        self.rank = [0] * ask.n
+        for place, node in enumerate(self.order or range(ask.n)):
+            self.rank[node] = place
+        self.skeleton = ~np.eye(ask.n, dtype=bool)
+        self.sepsets: dict[Pair, tuple[int, ...]] = {}
+        self.members: dict[Pair, frozenset[int]] = {}
+        self.marks = open_marks(self.skeleton, self.order)
+        self.conflicts = 0
+        self.links = Links.of(self.marks)
+        self.reach: int | None = None
+        self.stopped = ""
+
+    def pairs(self) -> list[Pair]:
+        """The edges left, i < j, in the order of the nodes."""
+        found = [(i, j) for i, j in np.argwhere(np.triu(self.skeleton)).tolist()]
+        return found if self.order is None else sorted(found, key=lambda pair: sorted(self.rank[v] for v in pair))
+
+    def remove(self, pair: Pair, given: tuple[int, ...], members: frozenset[int] | None = None) -> None:
+        """Takes an edge out at once. `members` are those of all sets that would do: rules count them as in the set."""
+        i, j = pair
+        self.skeleton[i, j] = self.skeleton[j, i] = False
+        self.sepsets[pair] = given
+        self.members[pair] = frozenset(given) if members is None else members
+        self.links.cut(i, j)
+
+    def beside(self, pair: Pair) -> NDArray[np.bool_]:
+        """The nodes that share an edge with one of the pair; with an order, with its later one, and before it."""
+        i, j = pair
+        if self.order is None:
+            found: NDArray[np.bool_] = self.skeleton[i] | self.skeleton[j]
+        else:
+            base = i if self.rank[i] > self.rank[j] else j
+            found = self.skeleton[base] & (np.array(self.rank) < self.rank[base])
+        found[[i, j]] = False
+        return found
+
+    def _remove_all(self, pairs: list[Pair]) -> None:
+        self.sepsets.update(dict.fromkeys(pairs, ()))
+        self.members.update(dict.fromkeys(pairs, frozenset()))
+        i, j = np.array(pairs, int).reshape(-1, 2).T
+        self.skeleton[i, j] = self.skeleton[j, i] = False
+        self.took(Oriented(np.where(self.skeleton, self.marks, 0).astype(np.int8)))
+
+    def orient(self, **how: Any) -> None:
+        """Resets the marks and applies the rules."""
+        self.took(orient(open_marks(self.skeleton, self.order), self.members, **how))
+
+    def orient_arrows(self) -> None:
+        """Resets the marks and applies R0-R4."""
+        self.orient(complete=False)
+
+    def took(self, found: Oriented) -> None:
+        self.marks, self.conflicts = found.marks, len(found.conflicts)
+        self.links = Links.of(self.marks)
+
+    def passes(
+        self,
+        sizes: Iterable[int],
+        one: Callable[[int], None],
+        after: Callable[[], None] | None = None,
+        gaps: bool = False,
+    ) -> None:
+        """Tests pairs given nothing for size 0, else runs `one(size)`, until a pass has nothing to test or something stops it.
+
+        `after()` follows each pass; a pass cut short is undone; with `gaps` an empty pass is no end.
+        """
+        for size in sizes:
+            left = int(self.skeleton.sum()) // 2
+            if not left:
+                return
+            too_large = self.ask.untestable_from()
+            if too_large is not None and size >= too_large:
+                if self.ask.would_ask(one, size):
+                    self.ask.untestable_pairs += left
+                    self._stop(
+                        size,
+                        f"{self.ask.test.samples} samples cannot test sets of {size} or more variables; "
+                        f"{left} pairs stay adjacent without such tests.",
+                    )
+                return
+            if self.ask.max_size is not None and size > self.ask.max_size:
+                self.reach = self.ask.max_size if self.ask.would_ask(one, size) else self.reach
+                return
+            skeleton, mark = self.skeleton.copy(), self.ask.record.mark()
+            kept = dict(self.sepsets), dict(self.members)
+            try:
+                if size == 0:
+                    self._remove_all(self.ask.marginal(self.pairs()))
+                else:
+                    one(size)
+            except OutOfBudget:
+                self.ask.record.back_to(mark)
+                self.skeleton, (self.sepsets, self.members) = skeleton, kept
+                self.links = Links.of(np.where(skeleton, self.marks, 0).astype(np.int8))
+                self._stop(
+                    size,
+                    f"Stopped before sets of {size} variables: with them more than {self.ask.limit} tests would be needed.",
+                )
+                return
+            if after is not None:
+                after()
+            tested = self.ask.record.count - mark[1]
+            if not tested and not gaps:
+                return
+            if tested and tested == self.ask.record.untestable - mark[2]:
+                self._stop(size, f"No set of {size} or more variables could be tested: they determine one another.")
+                return
+
+    def _stop(self, size: int, why: str) -> None:
+        self.reach, self.stopped = size - 1, why
+
+    def result(self, learner: str, selection_bias: bool = False) -> PAG:
+        self.ask.warn()
+        return PAG(
+            marks=self.marks,
+            names=self.names,
+            sepsets=self.sepsets,
+            tests=self.ask.record.tests(),
+            conflicts=self.conflicts,
+            untestable=self.ask.record.untestable + self.ask.untestable_pairs,
+            selection_bias=selection_bias,
+            order=self.order,
+            learner=learner,
+            alpha=self.ask.test.alpha,
+            samples=self.ask.test.samples,
+            reach=self.reach,
+            stopped=self.stopped,
+        )
+
+
+def _names(names: Sequence[str] | None, ask: Questions) -> tuple[str, ...]:
+    if names is None:
+        return tuple(f"x{v}" for v in ask.nodes.tolist())
+    found = tuple(str(name) for name in names)
+    if len(found) != ask.n:
+        raise InvalidArgument(f"{ask.n} nodes need as many names; got {len(found)}")
+    return found
+
+
+def _permutation(order: Sequence[int], n: int) -> tuple[int, ...]:
+    found = tuple(int(v) for v in order)
+    if sorted(found) != list(range(n)):
+        raise InvalidArgument(f"order must be a permutation of 0 ... {n - 1}, causes first; got {list(order)}")
+    return found

@@ -1,0 +1,163 @@
+"""How far a graph depends on the head, the layer and the settings it was learned with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful._errors import InvalidArgument
+from heedful.lens._plot import axes
+from heedful.lens.causes.attention_graph import AttentionCausalGraph
+from heedful.lens.causes.graph import ARROW, NONE, PAG
+from heedful.lens.observation import Observation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Stability", "stability"]
+
+ALPHAS = (1e-5, 1e-3, 0.01, 0.05)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Stability:
+    """In what share of the graphs each edge stands, when one thing is changed at a time.
+
+    Attributes:
+        names: of the nodes.
+        by: for each of `"heads"`, `"layers"`, `"alpha"`, `"samples"`: `[n, n]`, the share of graphs in which a pair is adjacent.
+        into: the same for arrowheads: `into[kind][i, j]` is the share of graphs with an arrowhead at j, of those in which i and j are
+            adjacent; NaN where none is.
+        settings: for each, what was tried.
+        agreement: for each, the mean over pairs of how many of two graphs agree on an edge: 1 where all graphs have the same edges.
+    """
+
+    names: tuple[str, ...]
+    by: dict[str, NDArray[np.float64]]
+    into: dict[str, NDArray[np.float64]]
+    settings: dict[str, tuple[Any, ...]]
+    agreement: dict[str, float]
+
+    def edges(self, kind: str = "heads", least: float = 0.5) -> list[tuple[str, str, float]]:
+        """The pairs that are adjacent in at least this share of graphs, the surest first."""
+        if kind not in self.by:
+            raise InvalidArgument(f"kind must be one of {', '.join(self.by)}; got {kind!r}")
+        share = self.by[kind]
+        found = [
+            (self.names[i], self.names[j], float(share[i, j]))
+            for i in range(len(share))
+            for j in range(i + 1, len(share))
+            if share[i, j] >= least
+        ]
+        return sorted(found, key=lambda one: -one[2])
+
+    def plot(self, ax: Axes | None = None, kind: str = "heads") -> Axes:
+        """Draws the shares as a matrix."""
+        if kind not in self.by:
+            raise InvalidArgument(f"kind must be one of {', '.join(self.by)}; got {kind!r}")
+        ax = axes(ax)
+        image = ax.imshow(self.by[kind], cmap="cividis", vmin=0, vmax=1)
+        ax.set_xticks(range(len(self.names)), self.names, rotation=90)
+        ax.set_yticks(range(len(self.names)), self.names)
+        ax.set_title(f"share of {len(self.settings[kind])} graphs with an edge, by {kind}")
+        ax.figure.colorbar(image, ax=ax)
+        return ax
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types alone."""
+        into = {
+            kind: [[None if np.isnan(one) else one for one in row] for row in share.tolist()]
+            for kind, share in self.into.items()
+        }
+        return {
+            "names": list(self.names),
+            "by": {kind: share.tolist() for kind, share in self.by.items()},
+            "into": into,
+            "settings": {kind: list(tried) for kind, tried in self.settings.items()},
+            "agreement": self.agreement,
+        }
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{kind} {value:.2f} of {len(self.settings[kind])}" for kind, value in self.agreement.items())
+        return f"Stability({len(self.names)} nodes; agreement by {told})"
+
+
+def stability(
+    seen: Observation,
+    nodes: Sequence[Sequence[int] | int] | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    head: int | None = None,
+    layers: Sequence[int] | None = None,
+    alphas: Sequence[float] = ALPHAS,
+    samples: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> Stability:
+    """Learns the graph again with another head, layer, alpha or sample size, one thing at a time, and counts edges.
+
+    Args:
+        seen: what was observed, of one text.
+        nodes, names: as in `AttentionCausalGraph.fit`.
+        head: the one whose alpha and samples are changed; by default all heads are counted together.
+        layers: to compare, all that were observed by default, each with all its heads.
+        alphas: to compare.
+        samples: to compare; a quarter, a half, all and twice of the embedding's width by default.
+        settings: of `AttentionCausalGraph`.
+
+    >>> import torch
+    >>> from heedful.lens import observe
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True).eval()
+    >>> found = stability(observe(layer, torch.randn(1, 5, 16)))
+    >>> sorted(found.by)
+    ['alpha', 'heads', 'layers', 'samples']
+    """
+    base = AttentionCausalGraph(**settings)
+    tried = list(range(len(seen))) if layers is None else list(layers)
+    graph = replace(base).fit(seen, nodes=nodes, names=names)
+    one = replace(base, head=base.head if head is None else head)
+    middle = graph.samples_
+    sizes = [max(4, middle // 4), max(4, middle // 2), middle, 2 * middle] if samples is None else list(samples)
+    sizes = list(dict.fromkeys(sizes))
+    total, done = len(tried) + len(alphas) + len(sizes), 0
+
+    def learned(which: AttentionCausalGraph) -> tuple[PAG, ...]:
+        nonlocal done
+        if progress is not None:
+            progress(done, total)
+        done += 1
+        return which.fit(seen, nodes=graph.nodes_, names=graph.pags_[0].names).pags_
+
+    groups: dict[str, list[tuple[PAG, ...]]] = {
+        "heads": [(pag,) for pag in graph.pags_],
+        "layers": [learned(replace(base, layer=layer)) for layer in tried],
+        "alpha": [learned(replace(one, alpha=alpha)) for alpha in alphas],
+        "samples": [learned(replace(one, n_samples=size)) for size in sizes],
+    }
+    by: dict[str, NDArray[np.float64]] = {}
+    into: dict[str, NDArray[np.float64]] = {}
+    agreement: dict[str, float] = {}
+    for kind, graphs in groups.items():
+        # [settings, n, n]: the share of heads with the edge, under each setting.
+        shares = np.stack([np.mean([pag.marks != NONE for pag in pags], axis=0) for pags in graphs])
+        arrows = np.mean([np.mean([pag.marks == ARROW for pag in pags], axis=0) for pags in graphs], axis=0)
+        by[kind] = shares.mean(0)
+        with np.errstate(invalid="ignore"):
+            into[kind] = np.where(by[kind] > 0, arrows / by[kind], np.nan)
+        agreement[kind] = _agreement(shares)
+    told = {"heads": graph.heads_, "layers": tuple(tried), "alpha": tuple(alphas), "samples": tuple(sizes)}
+    return Stability(graph.pags_[0].names, by, into, told, agreement)
+
+
+def _agreement(shares: NDArray[np.float64]) -> float:
+    """1 less the mean difference between two settings, over pairs of nodes and pairs of settings."""
+    count, n = shares.shape[:2]
+    if count < 2 or n < 2:
+        return 1.0
+    upper = shares[:, *np.triu_indices(n, 1)]
+    gaps = [np.abs(upper[i] - upper[j]).mean() for i in range(count) for j in range(i + 1, count)]
+    return float(1 - np.mean(gaps))

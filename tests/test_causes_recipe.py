@@ -1,0 +1,38 @@
+"""`heedful reproduce causal-oracle`: its quick form runs, and what is kept says what the docs claim."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from heedful.cli.reproduce import Setting, recipe, root
+
+
+def test_quick_run(tmp_path):
+    pytest.importorskip("causallearn", reason="causal-learn is not installed")
+    module = recipe("causal-oracle")
+    result = module.run(Setting(True, "cpu", tmp_path, lambda text: None))
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert result["plain"]["icd"] == result["plain"]["graphs"] == 2
+    assert "A quick run" in module.table(result)
+
+
+def test_kept_result_holds_the_counts():
+    told = json.loads((root() / "experiments" / "results" / "causal-oracle.json").read_text())
+    assert told["quick"] is False
+    result = told["result"]
+    plain, chosen = result["plain"], result["selection"]
+    assert plain["graphs"] == plain["icd"] == plain["stable"] == plain["fci"] == plain["ordered"] >= 200
+    assert chosen["graphs"] == chosen["icd"] == chosen["stable"] == chosen["fci"] >= 60
+    assert plain["ordered_tests"] < plain["icd_tests"]
+    for key in ("large", "large_selection"):
+        row = result[key]
+        assert row["icd"] == row["fci"] == row["both_ours"] == 0
+        assert row["icd_is_fci"] == row["graphs"] == 300
+    assert result["decisions"]["unexplained"] == 0
+    speed = result["speed"]
+    assert speed["fci"]["ratio"] >= 30
+    assert speed["fci"]["first_skeleton_equal"]
+    assert next(one["seconds"] for one in speed["icd"] if one["nodes"] == 40) < 1.5
+    assert "false mark" in recipe("causal-oracle").table(result)
