@@ -13,6 +13,8 @@ import typer
 
 from heedful import __version__
 from heedful._errors import HeedfulError, InvalidArgument
+from heedful.cli.discover import discover
+from heedful.cli.explain import explain
 from heedful.cli.fit import fit, predict
 from heedful.cli.plan import plan, seprank
 from heedful.cli.symmetry import symmetry
@@ -147,6 +149,8 @@ def _reproduce(
     typer.echo(f"{table}\n\nwritten to {file}")
 
 
+app.command("explain")(explain)
+app.command("discover")(discover)
 app.command("fit")(fit)
 app.command("predict")(predict)
 app.command("symmetry")(symmetry)

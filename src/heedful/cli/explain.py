@@ -1,0 +1,125 @@
+"""`heedful explain`: the words that a model's answer hangs on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from heedful.lens.causes import Explanation
+
+__all__ = ["explain"]
+
+DEMO = "demo"
+
+
+def _heads(text: str) -> str | list[int]:
+    if text == "all":
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidArgument(f"--heads must be all, or numbers with commas between, as 0,3; got {text!r}") from None
+
+
+def _samples(text: str) -> str | int:
+    named = {"hidden-size": "hidden_size", "head-dim": "head_dim"}
+    if text.replace("_", "-") in named:
+        return named[text.replace("_", "-")]
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgument(f"--samples must be hidden-size, head-dim or a number; got {text!r}") from None
+
+
+def explain(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A Hugging Face folder; demo is a small MiniLM.")
+    ] = DEMO,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="What the model reads; - for standard input.", show_default="a sentence"),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The answer to explain: a label or a word.", show_default="the model's own")
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="Words with a larger p-value are independent.")] = 0.01,
+    layer: Annotated[int, typer.Option(help="Whose attention; -1 is the last.")] = -1,
+    heads: Annotated[str, typer.Option(help="all, or numbers: 0,3.")] = "all",
+    samples: Annotated[str, typer.Option(help="N of the tests: hidden-size, head-dim or a number.")] = "hidden-size",
+    covariance: Annotated[str, typer.Option(help="attention, centered, value or output.")] = "attention",
+    learner: Annotated[str, typer.Option(help="auto, icd, fci or pc.")] = "auto",
+    replace: Annotated[str, typer.Option(help="What a word becomes: auto, mask, drop or pad.")] = "auto",
+    max_size: Annotated[int, typer.Option(help="No sets larger than this.")] = 5,
+    max_calls: Annotated[int, typer.Option(help="Ask about so many inputs at most.")] = 2000,
+    candidates: Annotated[
+        int | None, typer.Option(help="Words that take part, the most attended.", show_default="32")
+    ] = None,
+    no_baselines: Annotated[bool, typer.Option("--no-baselines", help="The causal search alone.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write a page to look at here.")] = None,
+    dot: Annotated[Path | None, typer.Option(help="Write the graph as Graphviz source here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the graph here: .png, .svg, .pdf.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Finds the smallest set of words that a model's answer hangs on.
+
+    Learns the causal graph over the words from attention, takes away the sets
+    it proposes, and asks the model again. Classifiers, masked and causal
+    language models; of an encoder without a head, what moves its embedding.
+    Reads this disk alone, never the network.
+    """
+    from heedful.cli.discover import check_picture, draw_to, write_text
+    from heedful.cli.look import progress, read_text
+    from heedful.lens.causes import CausalExplainer
+    from heedful.lens.report import SENTENCE, check_place
+
+    # Read when torch is loaded: waiting threads sleep.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for place in filter(None, (out, dot, plot)):
+        check_place(place)
+    check_picture(plot)
+    folder = str(Path(model).expanduser()) if model else model
+    if folder != DEMO and not (folder and Path(folder).exists()):
+        raise InvalidArgument(
+            f"there is no folder {folder!r}; the model comes first, as in: heedful explain demo 'A text.'"
+        )
+    options: dict[str, Any] = {
+        "alpha": alpha, "layer": layer, "heads": _heads(heads), "n_samples": _samples(samples), "covariance": covariance,
+        "learner": learner, "replace": replace, "max_size": max_size, "max_calls": max_calls, "candidates": candidates,
+        "baselines": not no_baselines,
+    }  # fmt: skip
+    words = read_text(text, file)
+    with progress() as say:
+        explainer = CausalExplainer(None if folder == DEMO else folder, **options)
+        found = explainer.explain(SENTENCE if words is None else words, target, progress=say)
+    if out is not None:
+        write_text(out, found.to_html())
+    if dot is not None:
+        write_text(dot, found.pag.to_dot())
+    if plot is not None:
+        draw_to(plot, found.pag, found.indices, found.target_node)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+        return
+    show(found)
+    for path in filter(None, (out, dot, plot)):
+        typer.echo(f"written to {path}")
+
+
+def show(found: Explanation) -> None:
+    """The explanation for people, the answer in bold where the terminal has any."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from heedful.lens.causes.page import told
+
+    console = Console(highlight=False)
+    answer, graph, rest = told(found, min(console.width, 100)).partition("\nGraph of ")
+    console.print(Text(answer, "bold"), Text(graph + rest), sep="")
