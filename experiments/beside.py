@@ -1,0 +1,66 @@
+"""causal-learn's FCI, watched while it works."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+
+from heedful.lens.causes import ARROW, CIRCLE, NONE, PAG, TAIL
+from heedful.lens.causes.orientation import Oriented, _r4
+
+
+class CausalLearn:
+    """causal-learn's FCI on data: its marks, its skeleton before (`first`) and after possible-d-sep, and the sets that separated pairs.
+
+    Rules given by name take the place of its own.
+    """
+
+    def __init__(self, data, alpha, **swapped):
+        from causallearn.search.ConstraintBased import FCI
+
+        real = {name: getattr(FCI, name) for name in (*swapped, "removeByPossibleDsep")}
+
+        def watched(graph, test, alpha, sepsets):
+            self.first = PAG.from_causallearn(graph).marks != NONE
+            real["removeByPossibleDsep"](graph, test, alpha, sepsets)
+            self.skeleton = PAG.from_causallearn(graph).marks != NONE
+            # Keys (x, y) and (y, x) are both there, but the later search writes the one alone.
+            ordered = {**{(b, a): each for (a, b), each in sepsets.items()}, **sepsets}
+            self.sepsets = {
+                (a, b): tuple(sorted(each)) for (a, b), each in ordered.items() if a < b and not self.skeleton[a, b]
+            }
+
+        try:
+            for name, rule in {**swapped, "removeByPossibleDsep": watched}.items():
+                setattr(FCI, name, rule)
+            with redirect_stdout(io.StringIO()):
+                graph, _ = FCI.fci(data, "fisherz", alpha, show_progress=False)
+        finally:
+            for name, rule in real.items():
+                setattr(FCI, name, rule)
+        self.marks = PAG.from_causallearn(graph).marks
+
+
+def no_selection(graph, changed, verbose=False):
+    return changed
+
+
+def r4_by_sets(graph, length, data, test, alpha, sepsets, changed, knowledge, verbose=False):
+    """R4 that asks the set which separated the ends, not a further test, for causal-learn's loop."""
+    at = Oriented(PAG.from_causallearn(graph).marks.copy())
+    found = _r4(at, {(min(pair), max(pair)): tuple(each) for pair, each in sepsets.items()})
+    return (found and write_marks(graph, at.marks)) or changed
+
+
+def write_marks(graph, marks):
+    """Gives the edges of causal-learn's graph these marks; true."""
+    from causallearn.graph.Edge import Edge
+    from causallearn.graph.Endpoint import Endpoint
+
+    ends = {CIRCLE: Endpoint.CIRCLE, ARROW: Endpoint.ARROW, TAIL: Endpoint.TAIL}
+    nodes = graph.get_nodes()
+    for edge, old in zip(PAG(marks).edges(), PAG.from_causallearn(graph).edges(), strict=True):
+        if (edge.at_a, edge.at_b) != (old.at_a, old.at_b):
+            graph.remove_edge(graph.get_edge(nodes[edge.a], nodes[edge.b]))
+            graph.add_edge(Edge(nodes[edge.a], nodes[edge.b], ends[edge.at_a], ends[edge.at_b]))
+    return True

@@ -1,0 +1,110 @@
+"""Explaining sets of several methods on the same inputs: how often, how small, how many calls, with bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# An input: by method the size of the set that was found (None: none within the limit) and the calls of the model.
+Row = dict[str, dict[str, Any]]
+DRAWS = 2000
+OURS = "causal"
+BOUND = "exhaustive"
+
+
+def interval(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> list[float] | None:
+    """The mean and the 95 % interval of the bootstrap over inputs; None where there are none.
+
+    >>> interval(np.array([1.0, 1.0, 1.0]))
+    [1.0, 1.0, 1.0]
+    """
+    if not len(values):
+        return None
+    picks = np.random.default_rng(seed).integers(0, len(values), (draws, len(values)))
+    low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
+    return [float(values.mean()), float(low), float(high)]
+
+
+def summary(rows: Sequence[Row], max_size: int) -> dict[str, Any]:
+    """Figures of every method: alone, where all methods succeed, and against ours where both do."""
+    methods = list(rows[0])
+    sizes = {
+        name: np.array([np.nan if row[name]["size"] is None else row[name]["size"] for row in rows], float)
+        for name in methods
+    }
+    solved = {name: ~np.isnan(values) for name, values in sizes.items()}
+    common = np.logical_and.reduce(list(solved.values()))
+    told = []
+    for name in methods:
+        filled = np.where(solved[name], sizes[name], max_size + 1)
+        both = solved[name] & solved[OURS]
+        told.append({
+            "method": name,
+            "success": interval(solved[name].astype(float)),
+            "mean_common": interval(sizes[name][common]),
+            "median_common": float(np.median(sizes[name][common])) if common.any() else None,
+            "mean_filled": interval(filled),
+            "median_filled": float(np.median(filled)),
+            "calls": float(np.mean([row[name]["calls"] for row in rows])),
+            "pairs": int(both.sum()),
+            "ours_less": interval((sizes[OURS] - sizes[name])[both]),
+            "ours_less_filled": interval(np.where(solved[OURS], sizes[OURS], max_size + 1) - filled),
+        })  # fmt: skip
+    return {"inputs": len(rows), "common": int(common.sum()), "max_size": max_size, "methods": told}
+
+
+def violations(rows: Sequence[Row]) -> dict[str, int]:
+    """Sets of any method smaller than the exhaustive search's: none can be."""
+    below = 0
+    for row in rows:
+        least = row[BOUND]["size"] if BOUND in row else None
+        for name, one in row.items():
+            below += (
+                name != BOUND and BOUND in row and one["size"] is not None and (least is None or one["size"] < least)
+            )
+    return {"below the lower bound": int(below)}
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    """A Markdown table."""
+
+    def cell(values: list[float] | None, digits: int = 2) -> str:
+        return "" if values is None else f"{values[0]:.{digits}f} [{values[1]:.{digits}f}, {values[2]:.{digits}f}]"
+
+    made = [
+        f"{told['inputs']} inputs, sets of at most {told['max_size']}; {told['common']} are solved by every method. In brackets 95 % "
+        "intervals.",
+        "",
+        f"| method | solved, % | size where all solve | median | size, failures as {told['max_size'] + 1} | median | calls | ours minus it, where both solve |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in told["methods"]:
+        success = cell([100 * value for value in row["success"]], 0)
+        less = "" if row["method"] == OURS else f"{cell(row['ours_less'])} ({row['pairs']})"
+        median = "" if row["median_common"] is None else f"{row['median_common']:g}"
+        made.append(
+            f"| {row['method']} | {success} | {cell(row['mean_common'])} | {median} | {cell(row['mean_filled'])} | "
+            f"{row['median_filled']:g} | {row['calls']:.0f} | {less} |"
+        )
+    return [*made, "", reading(told)]
+
+
+def reading(told: dict[str, Any]) -> str:
+    """Who has smaller sets than ours, in words that follow the figures."""
+    others = [row for row in told["methods"] if row["method"] not in (OURS, BOUND)]
+    worse = [row["method"] for row in others if (row["ours_less"] or [0])[0] > 0 or row["ours_less_filled"][0] > 0]
+    clear = [row["method"] for row in others if row["ours_less_filled"][2] < 0]
+    ours = next(row for row in told["methods"] if row["method"] == OURS)
+    best = max(others, key=lambda row: row["success"][0])
+    text = (
+        f"Our sets are larger in the mean than those of {', '.join(worse)}."
+        if worse
+        else "No baseline's sets are smaller in the mean, neither where both solve nor with failures counted."
+    )
+    if clear:
+        text += f" With failures counted ours are smaller beyond the interval than those of {', '.join(clear)}."
+    if ours["success"][0] < best["success"][0]:
+        text += f" More inputs are solved by {best['method']}: {100 * best['success'][0]:.0f} % against {100 * ours['success'][0]:.0f} %."
+    return text
