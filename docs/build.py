@@ -19,6 +19,7 @@ ROOMS = {
     "heedful.decomposition": "Kernel SVD",
     "heedful.convert": "Pretrained models made linear",
     "heedful.lens": "Lenses on models",
+    "heedful.lens.causes": "Causal graphs and explanations",
     "heedful.lens.symmetry": "The symmetry laboratory",
     "heedful.lens.depth": "The depth planner",
     "heedful.bridges.transformers": "Hugging Face models",
@@ -39,6 +40,8 @@ def reference() -> str:
 
 
 def summary(thing: object) -> str:
+    if isinstance(thing, int):
+        return f"The number {thing}."
     described = inspect.ismodule(thing) or inspect.isclass(thing) or callable(thing)
     if not described:
         thing = type(thing)

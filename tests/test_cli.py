@@ -146,7 +146,7 @@ def test_doctor_as_json(run):
     told = json.loads(out)
     assert told["heedful"] == heedful.__version__
     extras = {package["extra"] for package in told["packages"]}
-    assert {None, "hf", "train", "tables", "transport", "ranking", "web", "demo", "archive", "graphs", "gguf", "plot"} == extras
+    assert extras == {None, *"hf train tables transport ranking web demo archive graphs gguf plot".split()}
     for package in told["packages"]:
         assert (package["version"] is None) == (package["remedy"] is not None)
     ways = {way["name"]: way for way in told["implementations"]}
@@ -196,7 +196,13 @@ def test_look_as_json(run, saved, tmp_path):
     assert told["text"] == TEXT
     assert told["tokens"] == ["[CLS]", *TEXT.split(), "[SEP]"]
     assert (told["model"]["layers"], told["model"]["heads"], told["model"]["dtype"]) == (2, 3, "float32")
-    assert set(told["sections"]) | set(told["not_applicable"]) == {"attention", "spectrum", "symmetry", "depth"}
+    assert set(told["sections"]) | set(told["not_applicable"]) == {
+        "attention",
+        "causes",
+        "spectrum",
+        "symmetry",
+        "depth",
+    }
     heads = told["sections"]["attention"]
     assert [len(layer["heads"]) for layer in heads["layers"]] == [3, 3]
     assert heads["strongest_pairs"]
