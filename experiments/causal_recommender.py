@@ -84,7 +84,6 @@ def explained(folder: Path, work: Path, limit: int | None, users: list[int], ran
     options: dict[str, Any] = {"candidates": CANDIDATES, "max_size": MAX_SIZE, "max_calls": 100_000, "replace": "mask"}
     ours = CausalExplainer(recommender, **options)
     alone = CausalExplainer(recommender, **options, baselines=False)
-    paper = CausalExplainer(recommender, **options, baselines=False, order="depth", prune=False)
     rows = []
     for user in users:
         history = ratings.of(user)[:-1][-HISTORY:].tolist()
@@ -95,7 +94,9 @@ def explained(folder: Path, work: Path, limit: int | None, users: list[int], ran
             str(rank): len(sets[0] & films) / len(sets[0] | films) if sets[0] and films else None
             for rank, films in enumerate(sets[1:], 2)
         }
-        rows.append(_row(found, paper.explain(history), ranking, ratings) | {"shared": shared})
+        rows.append(
+            _row(found, explaining.searches(recommender, options, history), ranking, ratings) | {"shared": shared}
+        )
     return rows
 
 
@@ -113,11 +114,11 @@ def _films(found: Any) -> set[str]:
     return set(found.words) if found.found else set()
 
 
-def _row(found: Any, paper: Any, ranking: np.ndarray, ratings: movielens.Ratings) -> dict[str, Any]:
+def _row(found: Any, others: dict[str, Any], ranking: np.ndarray, ratings: movielens.Ratings) -> dict[str, Any]:
     place = {ratings.titles[item]: at + 1 for at, item in enumerate(ranking) if 0 < item <= ratings.count}
     methods = {
         name: {"size": one.size if one.found else None, "calls": one.calls, "replacement": place.get(one.flipped_to)}
-        for name, one in (("causal", found), ("CLEANN", paper))
+        for name, one in {"causal": found, **others}.items()
     }
     for name, one in found.baselines.items():
         methods[name] = {"size": one.size if one.flipped else None, "calls": one.calls}
@@ -171,7 +172,7 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "explained": explaining.summary([row["methods"] for row in rows], MAX_SIZE),
         "replacement": {
             name: {"mean": float(np.mean(ranks_of(name))), "median": float(np.median(ranks_of(name)))} if ranks_of(name) else None
-            for name in ("causal", "CLEANN")
+            for name in ("causal", explaining.BLIND, "CLEANN")
         },
         "specificity": {rank: explaining.interval(np.array(own)) for rank, own in shares.items()},
         "density": float(np.mean([row["density"] for row in rows])),

@@ -12,6 +12,21 @@ Row = dict[str, dict[str, Any]]
 DRAWS = 2000
 OURS = "causal"
 BOUND = "exhaustive"
+BLIND = "no graph"
+# At this level no test finds independence, so that graphs are complete.
+COMPLETE = 1 - 1e-12
+
+
+def searches(model: Any, options: dict[str, Any], text: Any = None) -> dict[str, Any]:
+    """The searches beside ours: without a graph, and in the paper's order."""
+    from heedful.lens.causes import CausalExplainer
+
+    # Complete graphs are alike, so that one head is enough.
+    blind = CausalExplainer(model, **{**options, "alpha": COMPLETE, "heads": [0]}, baselines=False).explain(text)
+    if blind.pag.density < 1:
+        raise RuntimeError(f"the control without a graph has one: it joins {blind.pag.density:.3f} of the pairs")
+    paper = CausalExplainer(model, **options, order="depth", prune=False, baselines=False).explain(text)
+    return {BLIND: blind, "CLEANN": paper}
 
 
 def interval(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> list[float] | None:

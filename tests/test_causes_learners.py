@@ -236,3 +236,14 @@ def test_row_space_learns_the_same():
 def test_errors_say_what_is_wrong(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
+
+
+def test_what_is_no_covariance_is_refused():
+    with pytest.raises(InvalidArgument, match="variables 0 and 1 would have correlation 2, beyond 1"):
+        discover([[1.0, 2.0], [2.0, 1.0]], 100)
+    with pytest.raises(InvalidArgument, match="a matrix of numbers; got list"):
+        discover([["a", "b"], ["c", "d"]], 100)
+    with pytest.raises(InvalidArgument, match="a table of numbers"):
+        discover(data=[["x", "y"]])
+    with pytest.raises(InvalidArgument, match="a stands more than once"):
+        discover(np.eye(2), 100, names=["a", "a"])

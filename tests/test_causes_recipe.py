@@ -30,7 +30,9 @@ def test_kept_result_holds_the_counts():
         row = result[key]
         assert row["icd"] == row["fci"] == row["both_ours"] == 0
         assert row["icd_is_fci"] == row["graphs"] == 300
-    assert result["decisions"]["unexplained"] == 0
+    decisions = result["decisions"]
+    assert decisions["equal"] + len(decisions["cases"]) == decisions["graphs"] == 60
+    assert {one["why"] for one in decisions["cases"]} == {"R4", "conflict"}
     speed = result["speed"]
     assert speed["fci"]["ratio"] >= 30
     assert speed["fci"]["first_skeleton_equal"]

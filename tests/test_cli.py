@@ -146,7 +146,8 @@ def test_doctor_as_json(run):
     told = json.loads(out)
     assert told["heedful"] == heedful.__version__
     extras = {package["extra"] for package in told["packages"]}
-    assert extras == {None, *"hf train tables transport ranking web demo archive graphs gguf plot".split()}
+    named = {"hf", "train", "tables", "transport", "ranking", "web", "demo", "archive", "graphs", "gguf", "plot"}
+    assert extras == {None, *named}
     for package in told["packages"]:
         assert (package["version"] is None) == (package["remedy"] is not None)
     ways = {way["name"]: way for way in told["implementations"]}

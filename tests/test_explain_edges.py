@@ -400,3 +400,10 @@ def test_a_hundred_and_twenty_eight_tokens_in_twenty_seconds():
     assert time.process_time() - start < 20
     assert len(found.tokens) == 128
     assert_sound(found)
+
+
+def test_several_labels_at_once_are_refused():
+    model = classifier()
+    model.config.problem_type = "multi_label_classification"
+    with pytest.raises(Unsupported, match="several labels at once"):
+        explain(model, TEXT, tokenizer=wordpiece())

@@ -64,7 +64,12 @@ def test_the_page_says_what_was_measured():
     page = (root() / "docs" / "causes.md").read_text("utf-8")
     kept = root() / "experiments" / "results"
     measured = json.loads((kept / "causal-sentiment.json").read_text())["result"]["pruned"]["methods"]
-    called = {"causal": "`explain`", "CLEANN": "the paper's order on the same graphs", "exhaustive": "every set"}
+    called = {
+        "causal": "`explain`",
+        "no graph": "the same, without a graph",
+        "CLEANN": "the paper's order on the same graphs",
+        "exhaustive": "every set",
+    }
     for one in measured:
         row = f"| {called.get(one['method'], one['method'])} | {100 * one['success'][0]:.0f} | {one['calls']:.0f} |"
         less = "" if one["method"] == "causal" else f" {one['ours_less'][0]:.2f}"
@@ -274,7 +279,16 @@ def test_recommender_runs(ratings, tmp_path, monkeypatch):
     assert_plain(result)
     assert result["users"] == 20
     assert len(result["rows"]) == 3
-    names = {"causal", "CLEANN", "attention", "smart attention", "gradient x input", "leave-one-out", "random"}
+    names = {
+        "causal",
+        "no graph",
+        "CLEANN",
+        "attention",
+        "smart attention",
+        "gradient x input",
+        "leave-one-out",
+        "random",
+    }
     assert set(result["rows"][0]["methods"]) == names
     for row in result["rows"]:
         size = row["methods"]["causal"]["size"]
@@ -318,7 +332,8 @@ def test_sentiment_runs(endings, tmp_path, monkeypatch):
     assert len(result["rows"]) == 2
     assert result["violations"] == dict.fromkeys(result["violations"], 0)
     assert [row["method"] for row in result["as_they_are"]["methods"]] == [
-        "causal", "CLEANN", "attention", "smart attention", "gradient x input", "leave-one-out", "random", "exhaustive",
+        "causal", "no graph", "CLEANN", "attention", "smart attention", "gradient x input", "leave-one-out", "random",
+        "exhaustive",
     ]  # fmt: skip
     table = causal_sentiment.table(result)
     assert table.count("MISSED") + table.count(": met") == len(causal_sentiment.checks(result)) == 5

@@ -108,6 +108,11 @@ def kind_of(model: nn.Module) -> str:
             "give a classifier, a masked or causal language model, or the encoder alone (model.get_encoder())"
         )
     kind = next((kind for ending, kind in KINDS.items() if name.endswith(ending)), None)
+    if kind == "classification" and getattr(config, "problem_type", None) == "multi_label_classification":
+        raise Unsupported(
+            f"this {name} gives several labels at once, so that there is no one answer to change; explain a label against its absence: "
+            "lens.causes.TextModel(encoder, tokenizer, head=...) with two scores"
+        )
     if kind is not None:
         return kind
     if "For" in name or "Head" in name:

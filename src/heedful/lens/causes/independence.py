@@ -110,6 +110,12 @@ def correlation(covariance: ArrayLike) -> Floats:
     scale = np.zeros_like(variance)
     np.divide(1.0, np.sqrt(variance), out=scale, where=variance > 0)
     found = (matrix + matrix.T) / 2 * scale[:, None] * scale[None, :]
+    largest = np.abs(found).max(initial=0.0)
+    if largest > 1 + 1e-6:
+        i, j = np.unravel_index(np.abs(found).argmax(), found.shape)
+        raise InvalidArgument(
+            f"this is no covariance: variables {i} and {j} would have correlation {found[i, j]:.3g}, beyond 1"
+        )
     np.clip(found, -1.0, 1.0, out=found)
     np.fill_diagonal(found, 1.0)
     return found
@@ -398,7 +404,10 @@ def _decide(rho: Floats, known: Bools, samples: int, alpha: float, size: int) ->
 def _matrix(values: ArrayLike, name: str) -> Floats:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
-    matrix = np.array(values, np.float64)
+    try:
+        matrix = np.array(values, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{name} must be a matrix of numbers; got {type(values).__name__}") from None
     if matrix.ndim != 2:
         raise InvalidArgument(f"{name} must be a matrix; got shape {matrix.shape}")
     if not np.isfinite(matrix).all():

@@ -304,7 +304,10 @@ def discover_data(data: ArrayLike, alpha: float = 0.01, learner: str = "icd", **
 
 def _from_data(data: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int, list[str] | None]:
     names = [str(name) for name in data.columns] if hasattr(data, "columns") else None
-    values = np.array(data.detach().cpu().numpy() if hasattr(data, "detach") else data, np.float64)
+    try:
+        values = np.array(data.detach().cpu().numpy() if hasattr(data, "detach") else data, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"data must be a table of numbers; got {type(data).__name__}") from None
     if values.ndim != 2:
         raise InvalidArgument(f"data must be [samples, variables]; got shape {values.shape}")
     if not np.isfinite(values).all():

@@ -171,6 +171,9 @@ def _names(names: Sequence[str] | None, ask: Questions) -> tuple[str, ...]:
     found = tuple(str(name) for name in names)
     if len(found) != ask.n:
         raise InvalidArgument(f"{ask.n} nodes need as many names; got {len(found)}")
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise InvalidArgument(f"names must differ from one another; {', '.join(twice[:3])} stands more than once")
     return found
 
 
