@@ -12,8 +12,8 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks docs experiments
-	$(BIN)/ruff format --check src tests benchmarks docs experiments
+	$(BIN)/ruff check src tests benchmarks docs experiments gallery
+	$(BIN)/ruff format --check src tests benchmarks docs experiments gallery
 	$(BIN)/mypy
 
 bench: $(READY)
