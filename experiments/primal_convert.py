@@ -7,7 +7,7 @@ original's on 200 sentences from other files of scikit-learn. **The controls mat
 procedure with `weights="static"`, where no token sees another in that layer; "token-wise map" is the best linear map of each token by
 itself, not distilled; "no attention" leaves the layer's attention out and changes nothing else.
 
-No published figure: nobody has converted a trained model so.
+No published figure: nobody has converted a trained model so. Conversions are parts: a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful import convert
+from experiments.pool import budget, processes, run_parts
+from heedful import Unsupported, convert
 from heedful.bridges import swap
 from heedful.bridges.local import demo_model_path, load
 from heedful.cli.reproduce import Setting
@@ -75,12 +76,12 @@ def texts(count: int) -> tuple[list[str], list[str]]:
     return sorted(learn, key=number)[:count], sorted(held, key=number)[:HELD_OUT]
 
 
-def _texts(setting: Setting) -> tuple[list[str], list[str]]:
+def _texts(quick: bool, work: Path) -> tuple[list[str], list[str]]:
     """Read once: with this file along, another machine with other packages works on the same sentences."""
-    if setting.quick:
+    if quick:
         learn, held = texts(300)
         return learn, held[:40]
-    file = setting.work / "texts.json"
+    file = work / "texts.json"
     if not file.is_file():
         file.write_text(json.dumps(texts(CALIBRATION)))
     learn, held = json.loads(file.read_text())
@@ -129,42 +130,64 @@ def told(made: convert.Primalized) -> dict[str, Any]:
     return {name: value for name, value in made.to_dict().items() if name != "cosines"}
 
 
+def converted(what: str, layers: int, quick: bool, work: Path, device: str) -> dict[str, Any]:
+    """One conversion of the last layers: by "least squares" alone, with "no mixing", or "primal" and distilled."""
+    learn, held = _texts(quick, work)
+    model, tokenizer = load(demo_model_path())
+    count = len(swap.find_sites(model))
+    steps = 10 if quick else STEPS
+    options: dict[str, Any] = {"rank": RANK} if what != "no mixing" else {"form": Primal(RANK, weights="static")}
+    if what != "least squares":
+        options["distill"] = steps
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that static weights mix no tokens
+        made = convert.primalize(
+            model.to(device), learn, layers=range(count - layers, count), tokenizer=tokenizer, held_out=held, **options
+        )
+    return told(made)
+
+
 def run(setting: Setting) -> dict[str, Any]:
     """The last layer with and without distillation, without mixing, and then more layers until embeddings break."""
-    learn, held = _texts(setting)
-    steps = 10 if setting.quick else STEPS
+    learn, held = _texts(setting.quick, setting.work)
+    setting.say(f"{len(learn)} sentences to calibrate on, {len(held)} held out")
     model, tokenizer = load(demo_model_path())
     model = model.to(setting.device)
-    options: dict[str, Any] = {"tokenizer": tokenizer, "held_out": held, "rank": RANK}
-    last = {"layers": [-1], **options}
+    count = len(swap.find_sites(model))
+    work = setting.work / ("quick" if setting.quick else "parts")
 
-    def say(what: str, done: int, total: int) -> None:
-        if done % 500 == 0:
-            setting.say(f"{what}: {done} of {total}")
+    def parts(*wanted: tuple[str, int], jobs: int) -> dict[tuple[str, int], Any]:
+        named = {
+            f"{what} {layers}": (what, layers, setting.quick, setting.work, setting.device) for what, layers in wanted
+        }
+        done = run_parts(converted, named, work, jobs=jobs, say=setting.say, seconds=budget())
+        return {key: done[name] for key, name in zip(wanted, named, strict=True) if name in done}
 
-    setting.say(f"{len(learn)} sentences to calibrate on, {len(held)} held out")
-    fitted = convert.primalize(model, learn, progress=say, **last)
-    setting.say(str(fitted))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        static = convert.primalize(
-            model, learn, progress=say, distill=steps, form=Primal(RANK, weights="static"), **last
-        )
-    setting.say(str(static))
-    broken = convert.breaking_point(model, learn, threshold=THRESHOLD, progress=say, distill=steps, **options)
-    setting.say(str(broken))
+    # Beside one another; the last layer alone by itself, since its latency is told.
+    jobs = 1 if setting.quick else min(4, processes())
+    found = parts(("least squares", 1), ("no mixing", 1), ("primal", 2), ("primal", 3), jobs=jobs)
+    found |= parts(("primal", 1), jobs=1)
+    if len(found) < 5:
+        raise Unsupported(f"HEEDFUL_BUDGET_S was over after {len(found)} of the first 5 parts; run it again to go on")
+    runs = [found["primal", 1]]
+    while runs[-1]["agreement"] >= THRESHOLD and len(runs) < count:
+        layers = len(runs) + 1
+        more = found if ("primal", layers) in found else parts(("primal", layers), jobs=1)
+        if ("primal", layers) not in more:
+            raise Unsupported(f"HEEDFUL_BUDGET_S was over before {layers} layers were converted; run it again to go on")
+        runs.append(more["primal", layers])
     with torch.no_grad():
-        parts = anatomy(model, tokenizer, learn[:2000], held)
+        anatomical = anatomy(model, tokenizer, learn[:2000], held)
     return {
         "calibration": len(learn),
         "held_out": len(held),
-        "steps": steps,
-        "anatomy": parts,
-        "least_squares": told(fitted),
-        "no_mixing": told(static),
-        "layers": broken.layers,
-        "threshold": broken.threshold,
-        "runs": [told(one) for one in broken.runs],
+        "steps": 10 if setting.quick else STEPS,
+        "anatomy": anatomical,
+        "least_squares": found["least squares", 1],
+        "no_mixing": found["no mixing", 1],
+        "layers": sum(one["agreement"] >= THRESHOLD for one in runs),
+        "threshold": THRESHOLD,
+        "runs": runs,
     }
 
 

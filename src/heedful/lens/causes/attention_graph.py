@@ -23,6 +23,7 @@ from heedful.lens.causes.covariance import (
 from heedful.lens.causes.graph import PAG
 from heedful.lens.causes.independence import RowFisherZ
 from heedful.lens.causes.learners import fci, icd, pc
+from heedful.lens.causes.questions import unique
 from heedful.lens.observation import LayerRecord, Observation
 
 __all__ = ["LEARNERS", "AttentionCausalGraph"]
@@ -90,7 +91,7 @@ class AttentionCausalGraph:
             A: weights `[n, n]` or `[heads, n, n]`, a `LayerRecord`, or an `Observation`.
             V: values `[heads, n, d]`, where weights are given and the covariance needs them.
             nodes: tokens, or groups of tokens to be merged, in order; all that are no padding and not special by default.
-            names: of the nodes.
+            names: of the nodes; repeated ones are numbered.
             sequence: which of an observed batch.
             progress: called with the heads done and to do.
         """
@@ -99,6 +100,7 @@ class AttentionCausalGraph:
         if nodes is None:
             nodes, given = self._content(A, weights.shape[-1], sequence)
             names = given if names is None else names
+        names = None if names is None else unique(names)
         groups = [(node,) if isinstance(node, int | np.integer) else tuple(node) for node in nodes]
         self.heads_ = self._heads(len(weights))
         self.samples_ = self._samples(width, len(weights))
