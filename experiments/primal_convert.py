@@ -165,10 +165,12 @@ def run(setting: Setting) -> dict[str, Any]:
 
     # Beside one another; the last layer alone by itself, since its latency is told.
     jobs = 1 if setting.quick else min(4, processes())
-    found = parts(("least squares", 1), ("no mixing", 1), ("primal", 2), ("primal", 3), jobs=jobs)
-    found |= parts(("primal", 1), jobs=1)
-    if len(found) < 5:
-        raise Unsupported(f"HEEDFUL_BUDGET_S was over after {len(found)} of the first 5 parts; run it again to go on")
+    first = [("least squares", 1), ("no mixing", 1), *([] if setting.quick else [("primal", 2), ("primal", 3)])]
+    found = parts(*first, jobs=jobs) | parts(("primal", 1), jobs=1)
+    if len(found) <= len(first):
+        raise Unsupported(
+            f"HEEDFUL_BUDGET_S was over after {len(found)} of the first {len(first) + 1} parts; run it again to go on"
+        )
     runs = [found["primal", 1]]
     while runs[-1]["agreement"] >= THRESHOLD and len(runs) < count:
         layers = len(runs) + 1
