@@ -13,6 +13,7 @@ import typer
 
 from heedful import __version__
 from heedful._errors import HeedfulError, InvalidArgument
+from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile
 from heedful.cli.discover import discover
 from heedful.cli.explain import explain
 from heedful.cli.fit import fit, predict
@@ -29,9 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-DEMO = "demo"
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def main() -> None:
@@ -77,14 +75,9 @@ def _start(
 
 @app.command("look")
 def _look(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A Hugging Face folder; demo is a small MiniLM.")
-    ] = DEMO,
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="What the model reads; - for standard input.", show_default="a sentence"),
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
+    model: Model = DEMO,
+    text: Text = None,
+    file: TextFile = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Read so many tokens and leave the rest out.", show_default="all")
     ] = None,

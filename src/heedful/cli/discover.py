@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,7 +127,7 @@ def discover(
     learner: Annotated[str, typer.Option(help="icd, fci or pc.")] = "icd",
     selection_bias: Annotated[bool, typer.Option("--selection-bias", help="Allow for selected samples (rules R5-R7).")] = False,
     max_cond_size: Annotated[int | None, typer.Option(help="Condition on no more than so many.", show_default="no end")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
     dot: Annotated[Path | None, typer.Option(help="Write Graphviz source here.")] = None,
     graphml: Annotated[Path | None, typer.Option(help="Write GraphML here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the graph here: .png, .svg, .pdf.")] = None,

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile
 
 if TYPE_CHECKING:
     from heedful.lens.causes import Explanation
 
 __all__ = ["explain"]
-
-DEMO = "demo"
 
 
 def _heads(text: str) -> str | list[int]:
@@ -39,14 +38,9 @@ def _samples(text: str) -> str | int:
 
 
 def explain(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A Hugging Face folder; demo is a small MiniLM.")
-    ] = DEMO,
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="What the model reads; - for standard input.", show_default="a sentence"),
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
+    model: Model = DEMO,
+    text: Text = None,
+    file: TextFile = None,
     target: Annotated[
         str | None, typer.Option(help="The answer to explain: a label or a word.", show_default="the model's own")
     ] = None,
@@ -66,7 +60,7 @@ def explain(
     out: Annotated[Path | None, typer.Option(help="Write a page to look at here.")] = None,
     dot: Annotated[Path | None, typer.Option(help="Write the graph as Graphviz source here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the graph here: .png, .svg, .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Finds the smallest set of words that a model's answer hangs on.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,6 @@ __all__ = ["fit", "predict"]
 # Kind of data -> endings of the files that hold it.
 TASKS = {"series": (".npz", ".ts")}
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Task = Annotated[
     str | None, typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending")
 ]

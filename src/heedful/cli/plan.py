@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
     from heedful.lens.depth import Projection
 
 __all__ = ["plan", "seprank"]
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def plan(

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful.cli.arguments import AsJson
 
 __all__ = ["find", "symmetry"]
 
@@ -112,7 +113,7 @@ def symmetry(
     ] = None,
     invariant: Annotated[bool, typer.Option("--invariant", help="Test f(moved X) = f(X) instead.")] = False,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Tests which symmetries a function or module has, of its embedding and of its positions.
 
