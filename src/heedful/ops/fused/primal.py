@@ -11,8 +11,8 @@ $$\bar\phi_i = g_i M_e^\top + m_i\, \phi_i S_q, \qquad \bar q_i = (\bar\phi_i - 
 \bar M_e = \sum_i \phi_i g_i^\top.$$
 
 What is small takes few launches: `prepare` makes the matrices, `finish` the energies and `penalty` the loss;
-`penalty_backward`, `gather` and `spread` go the other way. Sums over tokens are kept in float32, one partial sum per span of tokens; nothing is added
-atomically, so results repeat bit by bit. 16-bit inputs are multiplied in 16 bit, matrices scaled to 1 for it.
+`penalty_backward`, `gather` and `spread` go the other way. Sums over tokens are kept in float32, one partial sum per span of tokens; no number is
+added atomically, so results repeat bit by bit. 16-bit inputs are multiplied in 16 bit, matrices scaled to 1 for it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped,misc"
@@ -91,9 +91,15 @@ def _size(matrix, other, DOT: tl.constexpr):
 
 
 @triton.jit
-def _unit(x, DOT: tl.constexpr):
-    """Rows of length 1 in the type they are multiplied in, 1 / length, and whether a row is long enough to have a direction."""
-    x = x.to(tl.float32)
+def _unit(x, eye, DOT: tl.constexpr):
+    """Rows of length 1 in the type they are multiplied in, 1 / length, and whether a row is long enough to have a direction.
+
+    A product with the identity is exact and leaves 16-bit rows in the registers where products leave theirs: nothing is moved.
+    """
+    if DOT == tl.float32:
+        x = x.to(tl.float32)
+    else:
+        x = tl.dot(x, eye)
     square = tl.sum(x * x, 1)
     over = tl.rsqrt(tl.maximum(square, TINY))
     return (x * over[:, None]).to(DOT), over, square > TINY
@@ -112,36 +118,50 @@ def _counted(phi, keep_, b, first, n, KEEP: tl.constexpr):
 
 @triton.jit
 def prepare(
-    sample_, w_e_, w_r_, c_e_, c_r_, on_, mix_, product_, heads, m, stride_b, stride_h, stride_m, stride_c,
+    sample_, w_e_, w_r_, c_e_, c_r_, on_, mix_, product_, ticket_, heads, m, stride_b, stride_h, stride_m, stride_c,
     P: tl.constexpr, V: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_S: tl.constexpr, ROWS: tl.constexpr, STATIC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One head of one sequence, queries or keys: F^T W `[B, 2, H, p, s]`, F^T W C^T `[B, 2, H, p, v]`, and tr(W_e^T W_r) `[H]`."""
-    head, side = tl.program_id(0), tl.program_id(1)
+    """Sixteen rows of one head, queries or keys: of F^T W `[B, 2, H, p, s]`, of F^T W C^T `[B, 2, H, p, v]`; and tr(W_e^T W_r) `[H]`."""
+    head, side, cut = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = head // heads, head % heads
-    deep, wide, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_S)
+    deep, wide, rank = cut * 16 + tl.arange(0, 16), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_S)
     mine_, c_ = w_e_, c_e_
     if side == 1:
         mine_, c_ = w_r_, c_r_
     mine_ += h * m * S
-    on = tl.zeros([BLOCK_P, BLOCK_S], tl.float32)
-    product = tl.zeros([BLOCK_S], tl.float32)
-    for start in range(0, m, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        w = _rows(mine_, rows, S, rank, m, S).to(tl.float32)
-        if side == 0:
-            product += tl.sum(w * _rows(w_r_ + h * m * S, rows, S, rank, m, S).to(tl.float32), 0)
-        if not STATIC:
-            f = _rows(sample_ + b.to(tl.int64) * stride_b + h * stride_h, rows, stride_m, deep, m, P).to(tl.float32)
-            on = tl.dot(tl.trans(f), w, on, input_precision=PRECISION)
+    at = ((b * 2 + side) * heads + h).to(tl.int64)
+    c = _matrix(c_ + h * stride_c, wide, rank, V, S)
+    on = tl.zeros([16, BLOCK_S], tl.float32)
     if STATIC:
         on = _matrix(mine_, deep, rank, P, S)
-    at = ((b * 2 + side) * heads + h).to(tl.int64)
+    else:
+        for start in range(0, m, ROWS):
+            rows = start + tl.arange(0, ROWS)
+            f = _rows(sample_ + b.to(tl.int64) * stride_b + h * stride_h, rows, stride_m, deep, m, P).to(tl.float32)
+            w = _rows(mine_, rows, S, rank, m, S).to(tl.float32)
+            on = tl.dot(tl.trans(f), w, on, input_precision=PRECISION)
     _keep_rows(on_ + at * P * S, on, deep, S, rank, P, S)
-    c = _matrix(c_ + h * stride_c, wide, rank, V, S)
     _keep_rows(mix_ + at * P * V, tl.dot(on, tl.trans(c), input_precision=PRECISION), deep, V, wide, P, V)
-    if side == 0 and b == 0:
-        tl.store(product_ + h, tl.sum(product, 0))
+    if cut == 0:
+        tl.store(ticket_ + at, 0)
+        if side == 0 and b == 0:
+            product = tl.zeros([ROWS, BLOCK_S], tl.float32)
+            for start in range(0, m, ROWS):
+                rows = start + tl.arange(0, ROWS)
+                other = _rows(w_r_ + h * m * S, rows, S, rank, m, S).to(tl.float32)
+                product += _rows(mine_, rows, S, rank, m, S).to(tl.float32) * other
+            tl.store(product_ + h, tl.sum(tl.sum(product, 1), 0))
+
+
+@triton.jit
+def _side(x, mix, eye, gram, keep_, b, first, n, KEEP: tl.constexpr, GRAM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """What a block of queries, or keys, adds to its outputs and to a Gram matrix."""
+    phi, over, _ = _unit(x, eye, DOT)
+    if GRAM:
+        gram = tl.dot(tl.trans(_counted(phi, keep_, b, first, n, KEEP)), phi, gram, input_precision=PRECISION)
+    # As it was loaded it is multiplied from shared memory; lengths are divided out afterwards.
+    return tl.dot(x, mix, input_precision=PRECISION) * over[:, None], gram
 
 
 @triton.jit
@@ -160,6 +180,7 @@ def fold(
     mix_r = _matrix(mix_ + ((b * 2 + 1) * heads + h).to(tl.int64) * P * V, deep, wide, P, V)
     size = _size(mix_e, mix_r, DOT)
     mix_e, mix_r = (mix_e / size).to(DOT), (mix_r / size).to(DOT)
+    eye = (deep[:, None] == deep[None, :]).to(DOT)
     gram_q = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
     gram_k = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
     if BIAS:
@@ -168,17 +189,12 @@ def fold(
         first = (span * blocks + block) * ROWS
         query = _block(query_, first, stride_n, deep, n, ROWS, P)
         key = _block(query_ + stride_t, first, stride_n, deep, n, ROWS, P)
-        phi, over_q, _ = _unit(query, DOT)
-        psi, over_k, _ = _unit(key, DOT)
-        # As they are loaded they can be multiplied from shared memory; lengths are divided out afterwards.
-        out = tl.dot(query, mix_e, input_precision=PRECISION) * (over_q * size)[:, None]
-        out += tl.dot(key, mix_r, input_precision=PRECISION) * (over_k * size)[:, None]
+        out, gram_q = _side(query, mix_e, eye, gram_q, keep_, b, first, n, KEEP, GRAM, DOT, PRECISION)
+        other, gram_k = _side(key, mix_r, eye, gram_k, keep_, b, first, n, KEEP, GRAM, DOT, PRECISION)
+        out = (out + other) * size
         if BIAS:
             out += bias
         _keep_block(out_, out, first, heads * V, wide, n, ROWS, V)
-        if GRAM:
-            gram_q = tl.dot(tl.trans(_counted(phi, keep_, b, first, n, KEEP)), phi, gram_q, input_precision=PRECISION)
-            gram_k = tl.dot(tl.trans(_counted(psi, keep_, b, first, n, KEEP)), psi, gram_k, input_precision=PRECISION)
     if GRAM:
         gram_ += (head * tl.num_programs(1) + span).to(tl.int64) * 2 * P * P
         _keep_rows(gram_, gram_q, deep, P, deep, P, P)
@@ -187,11 +203,12 @@ def fold(
 
 @triton.jit
 def finish(
-    part_, on_, gram_, moment_, energy_, heads, spans,
+    part_, on_, gram_, moment_, share_, energy_, ticket_, heads, spans,
     P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sixteen rows of one head, queries or keys: of the Gram matrix, of G W, and their part of diag(W^T G W) `[B, 2, H, slices, s]`."""
+    """Sixteen rows of one head, queries or keys: of the Gram matrix and of G W. Who comes last sums diag(W^T G W) `[B, 2, H, s]`."""
     head, side, cut = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    cuts = tl.num_programs(2)
     b, h = head // heads, head % heads
     deep, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
     rows = cut * 16 + tl.arange(0, 16)
@@ -200,10 +217,17 @@ def finish(
     on, mine = _matrix(on_ + at * P * S, deep, rank, P, S), _matrix(on_ + at * P * S, rows, rank, P, S)
     gram = _summed(part_ + (head.to(tl.int64) * spans * 2 + side) * P * P, spans, 2 * P * P, rows, deep, P, P)
     moment = tl.dot(gram, on, input_precision=PRECISION)
-    energy = tl.sum(mine * moment, 0)
+    share_ += at * cuts * S + rank
+    tl.store(share_ + cut * S, tl.sum(mine * moment, 0), mask=rank < S)
+    # The barrier puts every thread's store before the count.
+    tl.debug_barrier()
+    if tl.atomic_add(ticket_ + at, 1, sem="acq_rel") == cuts - 1:
+        energy = tl.zeros([BLOCK_S], tl.float32)
+        for j in range(cuts):
+            energy += tl.load(share_ + j * S, mask=rank < S, other=0.0, cache_modifier=".cg")
+        tl.store(energy_ + at * S + rank, energy, mask=rank < S)
     _keep_rows(gram_ + at * P * P, gram, rows, P, deep, P, P)
     _keep_rows(moment_ + at * P * S, moment, rows, S, rank, P, S)
-    tl.store(energy_ + (at * tl.num_programs(2) + cut) * S + rank, energy, mask=rank < S)
 
 
 @triton.jit
@@ -243,24 +267,26 @@ def fold_backward(
         size = _size(matrix, slope, DOT)
         slope = (slope / size).to(DOT)
     matrix = (matrix / size).to(DOT)
-    dmix = tl.zeros([BLOCK_P, BLOCK_V], tl.float32)
+    eye = (deep[:, None] == deep[None, :]).to(DOT)
+    dmix = tl.zeros([BLOCK_V, BLOCK_P], tl.float32)
     dbias = tl.zeros([16, BLOCK_V], tl.float32)
     for block in range(blocks):
         first = (span * blocks + block) * ROWS
         above = _block(above_, first, above_n, wide, n, ROWS, V)
-        phi, over, long = _unit(_block(source, first, stride_n, deep, n, ROWS, P), DOT)
+        phi, over, long = _unit(_block(source, first, stride_n, deep, n, ROWS, P), eye, DOT)
         if BIAS:
             dbias += tl.sum(tl.reshape(above.to(tl.float32), [ROWS // 16, 16, BLOCK_V]), 0)
         gradient = tl.dot(above.to(DOT), matrix, input_precision=PRECISION)
         if GRAM:
             gradient = tl.dot(_counted(phi, keep_, b, first, n, KEEP), slope, gradient, input_precision=PRECISION)
-        dmix = tl.dot(tl.trans(phi), above.to(DOT), dmix, input_precision=PRECISION)
+        # Turned, it takes the block from shared memory as it was loaded.
+        dmix = tl.dot(tl.trans(above.to(DOT)), phi, dmix, input_precision=PRECISION)
         unit = phi.to(tl.float32)
         along = tl.where(long, tl.sum(unit * gradient, 1), 0.0)
         gradient = (gradient - unit * along[:, None]) * (over * size)[:, None]
         _keep_block(target, gradient, first, 2 * heads * P, deep, n, ROWS, P)
     place = (head * tl.num_programs(1) + span).to(tl.int64)
-    _keep_rows(dmix_ + (place * 2 + side) * P * V, dmix, deep, V, wide, P, V)
+    _keep_rows(dmix_ + (place * 2 + side) * P * V, tl.trans(dmix), deep, V, wide, P, V)
     if BIAS:
         if side == 0:
             tl.store(dbias_ + place * V + wide, tl.sum(dbias, 0), mask=wide < V)
@@ -275,7 +301,7 @@ def gather(
 ):  # fmt: skip
     """Sixteen rows of one head, queries or keys: the gradient of W as it acts on features, and their part of those of C and b.
 
-    The latter, `[B, H, slices, 2 v s + v]`, are to be summed.
+    The latter, `[B, H, slices, 2 v s + v]`, are summed by `spread`.
     """
     head, side, cut = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = head // heads, head % heads
@@ -311,11 +337,15 @@ def gather(
 
 @triton.jit
 def spread(
-    don_, dproduct_, sample_, w_e_, w_r_, dsample_, dw_, batch, heads, m, stride_b, stride_h, stride_m,
+    don_, dproduct_, sample_, w_e_, w_r_, dshared_, dsample_, dw_, row_, batch, heads, m, groups, each, length,
+    stride_b, stride_h, stride_m,
     P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
     STATIC: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one head: the gradients of its sample `[B, H, m, p]` and its weights `[2, B, H, m, s]`."""
+    """Some rows of one head: the gradients of its sample `[B, H, m, p]` and its weights `[2, B, H, m, s]`.
+
+    And some columns of what is shared `[B, groups, each, length]`, summed to `[groups, length]`.
+    """
     head = tl.program_id(0)
     b, h = head // heads, head % heads
     deep, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
@@ -341,6 +371,18 @@ def spread(
         dw_r += dproduct * w_e
     _keep_rows(dw_ + head.to(tl.int64) * m * S, dw_e, rows, S, rank, m, S)
     _keep_rows(dw_ + (batch * heads + head).to(tl.int64) * m * S, dw_r, rows, S, rank, m, S)
+    columns = tl.cdiv(length, 64)
+    for job in range(
+        head * tl.num_programs(1) + tl.program_id(1), groups * columns, tl.num_programs(0) * tl.num_programs(1)
+    ):
+        group, cols = job // columns, (job % columns) * 64 + tl.arange(0, 64)
+        total = tl.zeros([32, 64], tl.float32)
+        for start in range(0, batch * each, 32):
+            part = start + tl.arange(0, 32)
+            place = ((part // each) * groups + group).to(tl.int64) * each + part % each
+            inside = (part < batch * each)[:, None] & (cols < length)[None, :]
+            total += tl.load(dshared_ + place[:, None] * length + cols[None, :], mask=inside, other=0.0)
+        tl.store(row_ + group * length + cols, tl.sum(total, 0), mask=cols < length)
 
 
 @triton.jit

@@ -44,7 +44,7 @@ def _processors(device: torch.device) -> tuple[int, int]:
 
 
 # Tokens of a block, warps, programs for each multiprocessor, stages of the loop, registers: forward, backward.
-HALVES = ((64, 4, 2, 3, None), (64, 4, 4, 1, 128))
+HALVES = ((64, 4, 2, 3, None), (64, 4, 2, 3, None))
 # The same for heads or outputs wider than 64, and for float32.
 WIDE_HALVES = ((64, 8, 1, 2, None), (64, 8, 1, 1, None))
 SINGLE = ((32, 4, 2, 2, None), (32, 8, 1, 2, None))
@@ -86,9 +86,10 @@ class _Sizes:
         if self.interpreted:
             rows, each = 16, 2
         else:
+            # No more programs than run at once: what is left over would take a second turn.
             total = programs * _processors(self.pair.device)[1]
-            sides = 2 if backward else 1
-            each = -(-sides * self.batch * self.heads * -(-self.n // rows) // total)
+            fitting = max(1, total // ((2 if backward else 1) * self.batch * self.heads))
+            each = -(-self.n // (rows * fitting))
         found = -(-self.n // (rows * each))
         told = {**self.large, "ROWS": rows, "num_warps": warps, "num_stages": stages}
         return found, each, told if registers is None else {**told, "maxnreg": registers}
@@ -135,9 +136,10 @@ def primal_fold(
     spans, blocks, large = z.spans(backward=False)
     on, mix = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.batch, 2, z.heads, z.p, z.v)
     product = z.empty(z.heads)
-    primal.prepare[(z.batch * z.heads, 2)](
-        sample, w_e, w_r, c_e, c_r, on, mix, product, z.heads, z.m, *z.strides, z.step,
-        ROWS=64 if z.p <= 64 else 32, STATIC=sample is None, **z.small, **z.wide,
+    ticket = torch.empty(z.batch * 2 * z.heads, dtype=torch.int32, device=pair.device)
+    primal.prepare[(z.batch * z.heads, 2, z.slices)](
+        sample, w_e, w_r, c_e, c_r, on, mix, product, ticket, z.heads, z.m, *z.strides, z.step,
+        ROWS=min(_power(z.m), 8192 // _power(z.s)), STATIC=sample is None, **z.small, **z.wide,
     )  # fmt: skip
     out = torch.empty(z.batch, z.n, z.heads, z.v, dtype=pair.dtype, device=pair.device)
     partial = z.empty(z.batch, z.heads, spans, 2, z.p, z.p) if parts else None
@@ -147,10 +149,12 @@ def primal_fold(
     )  # fmt: skip
     if not parts:
         return out, on, product, z.empty(0), z.empty(0), mix, z.empty(0)
-    gram, energy = z.empty(z.batch, 2, z.heads, z.p, z.p), z.empty(z.batch, 2, z.heads, z.slices, z.s)
-    moment = torch.empty_like(on)
-    primal.finish[(z.batch * z.heads, 2, z.slices)](partial, on, gram, moment, energy, z.heads, spans, **z.small)
-    return out, on, product, energy.sum(dim=-2), moment, mix, gram
+    gram, moment = z.empty(z.batch, 2, z.heads, z.p, z.p), torch.empty_like(on)
+    shares, energy = z.empty(z.batch, 2, z.heads, z.slices, z.s), z.empty(z.batch, 2, z.heads, z.s)
+    primal.finish[(z.batch * z.heads, 2, z.slices)](
+        partial, on, gram, moment, shares, energy, ticket, z.heads, spans, **z.small
+    )
+    return out, on, product, energy, moment, mix, gram
 
 
 @primal_fold.register_fake
@@ -218,19 +222,20 @@ def primal_fold_backward(
         KEEP=keep is not None, BIAS=bias, **asked, **large,
     )  # fmt: skip
     turned = torch.empty_like(on)
-    shared = z.empty(z.batch, z.heads, z.slices, 2 * z.v * z.s + z.v)
+    length = 2 * z.v * z.s + z.v
+    shared = z.empty(z.batch, z.heads, z.slices, length)
     primal.gather[(z.batch * z.heads, 2, z.slices)](
         dmix, dbias, don, denergy, dmoment, on, moment, gram, c_e, c_r, turned, shared, z.heads, spans, z.step,
         BIAS=bias, ON=don is not None, **asked, **z.small, **z.wide,
     )  # fmt: skip
     dsample = z.empty(0) if sample is None else torch.empty_like(sample, memory_format=torch.contiguous_format)
-    dw = z.empty(2, z.batch, z.heads, z.m, z.s)
+    dw, row = z.empty(2, z.batch, z.heads, z.m, z.s), z.empty(*c_e.shape[:-2], length)
+    groups, each = (z.heads, z.slices) if c_e.dim() == 3 else (1, z.heads * z.slices)
     primal.spread[(z.batch * z.heads, -(-z.m // 16))](
-        turned, dproduct, sample, w_e, w_r, dsample, dw, z.batch, z.heads, z.m, *z.strides,
-        ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
+        turned, dproduct, sample, w_e, w_r, shared, dsample, dw, row, z.batch, z.heads, z.m, groups, each, length,
+        *z.strides, ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
     )  # fmt: skip
-    dw = dw[:, 0] if z.batch == 1 else dw.sum(dim=1)
-    return dpair, dsample, dw, shared.sum(dim=(0, 2) if c_e.dim() == 3 else (0, 1, 2))
+    return dpair, dsample, dw[:, 0] if z.batch == 1 else dw.sum(dim=1), row
 
 
 @primal_fold_backward.register_fake
