@@ -99,8 +99,9 @@ def _loss(block: nn.Module, lesson: Lesson, pooling: Pooling | None) -> Tensor:
     made = block(*lesson.args, **lesson.kwargs)
     made = (made if isinstance(made, Tensor) else made[0]).float()
     wanted = lesson.wanted.float()
-    keep = torch.ones_like(wanted[..., 0], dtype=torch.bool) if lesson.keep is None else lesson.keep
-    loss = (made - wanted)[keep].square().mean() / wanted[keep].square().mean()
+    # Sums with weights: picking out what is kept would make a device wait for its host at every step.
+    weight = torch.ones_like(wanted[..., :1]) if lesson.keep is None else lesson.keep[..., None]
+    loss = ((made - wanted).square() * weight).sum() / (wanted.square() * weight).sum()
     if pooling is None:
         return loss
     cosine = cosine_similarity(pool(made, lesson.keep, pooling), pool(wanted, lesson.keep, pooling))
