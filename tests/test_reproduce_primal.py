@@ -181,6 +181,15 @@ def test_a_stopped_training_ends_as_if_it_had_not_been(tiny, monkeypatch):
     assert wanted["test"] == pytest.approx(100 * round(wanted["test"] * 13 / 100) / 13)
 
 
+def test_listops_counts_under_the_first_token():
+    minimum, maximum = listops.FIRST_OPERATION, listops.FIRST_OPERATION + 1
+    roots, values = [minimum, minimum, minimum, maximum, minimum, maximum, maximum], [0, 0, 5, 9, 5, 9, 8]
+    tokens = np.array([[root, 3, listops.END] for root in roots], dtype=np.uint8).ravel()
+    data = listops.Listed(tokens, np.arange(3, 22, 3), np.array(values))
+    found = primal_listops.first_token(data, (4, 1, 2))
+    assert found == {"train": 75.0, "dev": 0.0, "test": 50.0}
+
+
 def test_listops_quick_run_and_its_table(tiny, monkeypatch):
     folder, protocol = tiny
     monkeypatch.setattr(primal_listops, "QUICK", protocol)
