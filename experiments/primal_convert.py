@@ -163,21 +163,16 @@ def run(setting: Setting) -> dict[str, Any]:
         done = run_parts(converted, named, work, jobs=jobs, say=setting.say, seconds=budget())
         return {key: done[name] for key, name in zip(wanted, named, strict=True) if name in done}
 
-    # Beside one another; the last layer alone by itself, since its latency is told.
+    # Beside one another, the longest first; the last layer alone by itself, since its latency is told.
     jobs = 1 if setting.quick else min(4, processes())
-    first = [("least squares", 1), ("no mixing", 1), *([] if setting.quick else [("primal", 2), ("primal", 3)])]
+    more = [] if setting.quick else [("no mixing", count), *(("primal", layers) for layers in range(count, 1, -1))]
+    first = [*more, ("least squares", 1), ("no mixing", 1)]
     found = parts(*first, jobs=jobs) | parts(("primal", 1), jobs=1)
     if len(found) <= len(first):
         raise Unsupported(
-            f"HEEDFUL_BUDGET_S was over after {len(found)} of the first {len(first) + 1} parts; run it again to go on"
+            f"HEEDFUL_BUDGET_S was over after {len(found)} of {len(first) + 1} parts; run it again to go on"
         )
-    runs = [found["primal", 1]]
-    while runs[-1]["agreement"] >= THRESHOLD and len(runs) < count:
-        layers = len(runs) + 1
-        more = found if ("primal", layers) in found else parts(("primal", layers), jobs=1)
-        if ("primal", layers) not in more:
-            raise Unsupported(f"HEEDFUL_BUDGET_S was over before {layers} layers were converted; run it again to go on")
-        runs.append(more["primal", layers])
+    runs = [found["primal", layers] for layers in range(1, count + 1) if ("primal", layers) in found]
     with torch.no_grad():
         anatomical = anatomy(model, tokenizer, learn[:2000], held)
     return {
@@ -186,7 +181,7 @@ def run(setting: Setting) -> dict[str, Any]:
         "steps": 10 if setting.quick else STEPS,
         "anatomy": anatomical,
         "least_squares": found["least squares", 1],
-        "no_mixing": found["no mixing", 1],
+        "no_mixing": {str(layers): one for (what, layers), one in found.items() if what == "no mixing"},
         "layers": sum(one["agreement"] >= THRESHOLD for one in runs),
         "threshold": THRESHOLD,
         "runs": runs,
@@ -195,7 +190,7 @@ def run(setting: Setting) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Markdown."""
-    last, fitted, static = result["runs"][0], result["least_squares"], result["no_mixing"]
+    last, fitted, static = result["runs"][0], result["least_squares"], result["no_mixing"]["1"]
     lines = [
         f"Last layer, rank {RANK}, {result['calibration']:,} sentences, {result['steps']:,} steps; mean cosine on "
         f"{result['held_out']} held-out sentences (the lowest in brackets):",
@@ -208,12 +203,15 @@ def table(result: dict[str, Any]) -> str:
         f"| token-wise map, least squares alone | {fitted['control']:.4f} |",
         f"| no attention | {result['anatomy']['no_attention'][-1]:.4f} |",
         "",
-        "| layers converted, from the last on | agreement | lowest | token-wise maps | ms per call before | after |",
-        "|---|---|---|---|---|---|",
+        "| layers converted, from the last on | agreement | lowest | no mixing, distilled | token-wise maps | ms per call before | after |",
+        "|---|---|---|---|---|---|---|",
     ]
     for count, one in enumerate(result["runs"], 1):
         times = f"{1e3 * one['latency_before']:.1f} | {1e3 * one['latency_after']:.1f}"
-        lines.append(f"| {count} | {one['agreement']:.4f} | {one['lowest']:.3f} | {one['control']:.4f} | {times} |")
+        alike = f"{result['no_mixing'][str(count)]['agreement']:.4f}" if str(count) in result["no_mixing"] else ""
+        lines.append(
+            f"| {count} | {one['agreement']:.4f} | {one['lowest']:.3f} | {alike} | {one['control']:.4f} | {times} |"
+        )
     parts = result["anatomy"]
     each = ", ".join(f"{value:.3f}" for value in parts["no_attention"])
     kept = ", ".join(f"{count}: {value:.3f}" for count, value in parts["directions"].items())
