@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stdout
 
-from heedful.lens.causes import ARROW, CIRCLE, NONE, PAG, TAIL
-from heedful.lens.causes.orientation import Oriented, _r4
+from heedful.lens.causes import ARROW, CIRCLE, NONE, PAG, TAIL, orientation
+from heedful.lens.causes.orientation import RULES, Oriented, _r4
 
 
 class CausalLearn:
@@ -50,6 +50,46 @@ def r4_by_sets(graph, length, data, test, alpha, sepsets, changed, knowledge, ve
     at = Oriented(PAG.from_causallearn(graph).marks.copy())
     found = _r4(at, {(min(pair), max(pair)): tuple(each) for pair, each in sepsets.items()})
     return (found and write_marks(graph, at.marks)) or changed
+
+
+def disagreements(skeleton, sepsets):
+    """Our orientation, and for every end in conflict which rules wanted an arrowhead there and which a tail."""
+    wanted = {}
+
+    class Watched(Oriented):
+        rule = ""
+
+        def write(self, arrows=(), tails=()):
+            arrows, tails = set(arrows), set(tails)
+            for mark, ends in (("arrowhead", arrows), ("tail", tails)):
+                for i, j in ends:
+                    wanted.setdefault((int(i), int(j)), {}).setdefault(mark, set()).add(Watched.rule)
+            return super().write(arrows, tails)
+
+        def point(self, edges, arrows=()):
+            # An edge that cannot be pointed is not written, but it was wanted.
+            edges = set(edges)
+            for i, j in edges:
+                for end, mark in (((int(i), int(j)), "arrowhead"), ((int(j), int(i)), "tail")):
+                    wanted.setdefault(end, {}).setdefault(mark, set()).add(Watched.rule)
+            return super().point(edges, arrows)
+
+    def named(name, rule):
+        def call(*args):
+            Watched.rule = name
+            return rule(*args)
+
+        return call
+
+    real = {name: getattr(orientation, name) for name in ("Oriented", *(f"_{rule.lower()}" for rule in RULES))}
+    try:
+        for name, rule in real.items():
+            setattr(orientation, name, Watched if name == "Oriented" else named(name[1:].upper(), rule))
+        ours = orientation.orient(orientation.open_marks(skeleton), sepsets)
+    finally:
+        for name, rule in real.items():
+            setattr(orientation, name, rule)
+    return ours, {end: wanted.get(end, {}) for end in ours.conflicts}
 
 
 def write_marks(graph, marks):

@@ -143,16 +143,15 @@ def _apply(graph: Any, rule: Callable[[Any], bool]) -> bool:
 
 def decisions(seeds: int) -> dict[str, Any]:
     """On causal-learn's own skeletons and sets: how many graphs are equal, and why the others are not; and whole runs beside it."""
-    from experiments.beside import CausalLearn, no_selection, r4_by_sets
+    from experiments.beside import CausalLearn, disagreements, no_selection, r4_by_sets
     from heedful.lens.causes import discover
-    from heedful.lens.causes.orientation import open_marks, orient
 
     told: dict[str, Any] = dict.fromkeys(("graphs", "equal", "whole_skeleton", "whole_marks"), 0) | {"cases": []}
     for seed in range(seeds):
         model, random = sem.draw(10, 3, 2.2, seed)
         data = model.data(1000, random)
         theirs = CausalLearn(data, 0.01, ruleR5=no_selection)
-        ours = orient(open_marks(theirs.skeleton), theirs.sepsets)
+        ours, torn = disagreements(theirs.skeleton, theirs.sepsets)
         whole = discover(data=data, alpha=0.01, learner="fci").marks
         told["graphs"] += 1
         told["whole_skeleton"] += bool(((whole != 0) == theirs.skeleton).all())
@@ -164,15 +163,25 @@ def decisions(seeds: int) -> dict[str, Any]:
         mended = CausalLearn(data, 0.01, ruleR5=no_selection, ruleR4B=r4_by_sets).marks
         why = "R4" if (ours.marks == mended).all() else "conflict" if ours.conflicts else "unexplained"
         told["cases"].append(
-            {"seed": seed, "why": why, "ends": apart, "conflicts": sorted([int(i), int(j)] for i, j in ours.conflicts)}
-        )
+            {
+                "seed": seed, "why": why, "ends": apart,
+                "conflicts": sorted([int(i), int(j)] for i, j in ours.conflicts),
+                "torn": [_torn(*end, marks) for end, marks in sorted(torn.items()) if list(end) in apart],
+            }
+        )  # fmt: skip
     return told
+
+
+def _torn(i: int, j: int, marks: dict[str, set[str]]) -> str:
+    """Which rules want an arrowhead and which a tail at j; where none says so, a separating set with j in it forbids two arrowheads."""
+    wants = {mark: " and ".join(sorted(marks.get(mark, {"a separating set"}))) for mark in ("arrowhead", "tail")}
+    return f"{i}-{j} at {j}: " + ", ".join(f"{mark} by {rules}" for mark, rules in wants.items())
 
 
 REASONS = {
     "R4": "its R4 asks further tests where the rule speaks of the set that separated; equal once it asks that set.",
     "conflict": "two rules want different marks at one end, so the tests fit no graph: it keeps the mark that came first, ours leaves such "
-    "ends open and counts them.",
+    "ends open and counts them, or keeps the first as well where the second comes in a later round.",
     "unexplained": "not explained.",
 }
 
@@ -290,6 +299,7 @@ def table(result: dict[str, Any]) -> str:
         f"equal skeletons, {row['whole_marks']} equal graphs. The others, by seed and number of ends that differ:",
         "",
         *(f"- {_cases(row['cases'], why)}: {told}" for why, told in REASONS.items() if _cases(row["cases"], why)),
+        *(f"  - {one['seed']}: {'; '.join(one['torn'])}." for one in row["cases"] if one["why"] == "conflict"),
         "",
         "| learner | nodes | tests | edges | seconds |",
         "|---|---|---|---|---|",
