@@ -17,7 +17,16 @@ from heedful.nn import PrimalAttention
 from heedful.series import SeriesClassifier, SeriesData
 
 sys.path.insert(0, str(root()))
-from experiments import listops, pool, primal_efficiency, primal_listops, primal_spectrum, primal_uea, series
+from experiments import (
+    listops,
+    pool,
+    primal_convert,
+    primal_efficiency,
+    primal_listops,
+    primal_spectrum,
+    primal_uea,
+    series,
+)
 
 
 def quiet(line):
@@ -209,6 +218,35 @@ def test_listops_quick_run_and_its_table(tiny, monkeypatch):
     assert "softmax at least 36 %: 35.9 %, MISSED" in table
     assert "The network without any attention, 37.1 %, is as good as every other." in table
     assert "Incomplete: 6 of 15 trainings." in table
+
+
+def test_convert_tells_where_embeddings_break():
+    def one(agreement):
+        return {
+            "agreement": agreement,
+            "lowest": 0.5,
+            "control": 0.6,
+            "batch": [32, 27],
+            "latency_before": 0.004,
+            "latency_after": 0.006,
+        }
+
+    result = {
+        "calibration": 300, "held_out": 40, "steps": 10, "threshold": 0.9, "model_layers": 4, "least_squares": one(0.8),
+        "anatomy": {"no_attention": [0.9, 0.7], "sentence_mean": 0.99, "directions": {"24": 0.8}},
+        "no_mixing": {"1": one(0.96)}, "primal": {"1": one(0.98), "2": one(0.95), "4": one(0.91)},
+    }  # fmt: skip
+    table = primal_convert.table(result)
+    assert "| 3 | not run | | | |" in table
+    assert "at 0.9 or above for all layers" in table
+    assert "The last layer at 0.97 or above: 0.9800, met" in table
+    assert "Without any mixing" not in table
+    table = primal_convert.table(result | {"primal": {"1": one(0.96), "2": one(0.95)}})
+    assert "for no fewer than 2 layers" in table
+    assert "0.9600, MISSED" in table
+    assert "Without any mixing in that layer the same procedure does as well." in table
+    table = primal_convert.table(result | {"primal": {"1": one(0.98), "2": one(0.95), "3": one(0.89), "4": one(0.7)}})
+    assert "2 layers keep the mean cosine at 0.9; 3 do not." in table
 
 
 def test_parts_are_run_once_and_survive_a_fault(tmp_path):
