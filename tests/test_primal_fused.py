@@ -1,5 +1,7 @@
 """Primal-Attention by fused kernels: what the plain operations give, and nothing written that they would not read again."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -16,6 +18,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def _on_any_device(monkeypatch):
     monkeypatch.setattr(primal, "FUSED", frozenset({DEVICE}))
+    # What a kernel does not write shall be seen.
+    empty = primal_ops._Sizes.empty
+    monkeypatch.setattr(primal_ops._Sizes, "empty", lambda self, *shape: empty(self, *shape).fill_(torch.nan))
     torch.manual_seed(0)
 
 
@@ -63,7 +68,16 @@ def assert_same(leaves, keep, monkeypatch, bound, parts=True):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
-    "sizes", [{}, {"n": 1}, {"n": 64, "size": 16}, {"size": 40, "width": 24, "rank": 13}, {"per_head": True}], ids=str
+    "sizes",
+    [
+        {},
+        {"n": 1},
+        {"n": 64, "size": 16},
+        {"size": 40, "width": 24, "rank": 13},
+        {"per_head": True},
+        {"batch": 2, "heads": 1, "rows": 1031, "rank": 33},
+    ],
+    ids=str,
 )
 def test_values_and_gradients(sizes, padded, monkeypatch):
     leaves = inputs(**sizes)
@@ -88,6 +102,87 @@ def test_vectors_of_length_zero(monkeypatch):
     out, _ = primal.folded_pair(*leaves)
     torch.testing.assert_close(out[0, :, 3], leaves[-1].expand(3, -1))
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e20])
+def test_what_lies_under_padding_does_not_leak(value, monkeypatch):
+    leaves = inputs(n=19)
+    keep = torch.arange(19, device=DEVICE) < torch.tensor([[19], [13]], device=DEVICE)
+    found = outcome(leaves, keep, True, monkeypatch)
+    with torch.no_grad():
+        leaves[0][1, 13:] = value
+    spoiled = outcome(leaves, keep, True, monkeypatch)
+    # Energies and the loss, that is; outputs at padding are what they are.
+    for one, other in zip(found[1:5], spoiled[1:5], strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("which", ["weights", "sample", "keep", "heads", "readout"])
+def test_what_broadcasts_goes_the_plain_way(which, monkeypatch):
+    leaves = [x.detach() for x in inputs()]
+    keep = None
+    if which == "weights":
+        leaves[2], leaves[3] = (torch.stack((x, 2 * x)) for x in leaves[2:4])
+    elif which == "sample":
+        leaves[1] = leaves[1][:1]
+    elif which == "heads":
+        leaves[2], leaves[3] = (x[:1] for x in leaves[2:4])
+    elif which == "readout":
+        leaves[4], leaves[5] = (torch.stack((x, 2 * x))[:, None] for x in leaves[4:6])
+    else:
+        keep = torch.arange(37, device=DEVICE)[None] < 30
+    lam = torch.rand(3, 5, device=DEVICE)
+    found, made = primal.folded_pair(*leaves, keep)
+    loss = primal.penalty(made, lam)
+    monkeypatch.setattr(primal, "FUSED", frozenset())
+    wanted, made = primal.folded_pair(*leaves, keep)
+    assert torch.equal(found, wanted)
+    assert torch.allclose(loss, primal.penalty(made, lam), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["fold", "fold_backward"])
+def test_a_smaller_setting_where_the_first_has_no_room(kernel, monkeypatch):
+    import triton
+
+    from heedful.ops.fused import primal as kernels
+
+    real, turned_away = getattr(kernels, kernel), []
+
+    class Full:
+        def __getitem__(self, grid):
+            def launch(*args, **options):
+                if not turned_away:
+                    turned_away.append(options["ROWS"])
+                    raise triton.runtime.errors.OutOfResources(2, 1, "shared memory")
+                return real[grid](*args, **options)
+
+            return launch
+
+    monkeypatch.setattr(primal_ops, "FITS", {})
+    leaves = inputs()
+    monkeypatch.setattr(kernels, kernel, Full())
+    assert_same(leaves, None, monkeypatch, 2e-5)
+    assert turned_away
+    assert sorted(primal_ops.FITS.values()) == [0, 1]
+
+
+def test_what_chips_take(monkeypatch):
+    def takes(dtype, size, rank):
+        query = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 1, 7, size), numel=lambda: 7 * size)
+        return primal_ops.usable(query, size, rank, frozenset({"cuda"}))
+
+    half, single, double = torch.bfloat16, torch.float32, torch.float64
+    monkeypatch.setattr(primal_ops, "_chip", lambda device: primal_ops._Chip(9, 132, 233472))
+    assert [takes(half, 128, 128), takes(half, 129, 8), takes(single, 64, 64), takes(single, 65, 8)] == [
+        True,
+        False,
+    ] * 2
+    monkeypatch.setattr(primal_ops, "_chip", lambda device: primal_ops._Chip(8, 84, 102400))
+    assert [takes(half, 64, 64), takes(half, 65, 8), takes(half, 64, 65), takes(single, 16, 8)] == [True] + [False] * 3
+    monkeypatch.setattr(primal_ops, "_chip", lambda device: primal_ops._Chip(7, 80, 98304))
+    assert not takes(half, 16, 8)
+    assert not takes(double, 16, 8)
 
 
 def test_separate_queries_and_keys(monkeypatch):

@@ -173,7 +173,7 @@ def folded(
     with M = diag(keep). Shapes as in `primal_attention`; c_e and c_r `[v, s]`, bias `[v]`, keep `[B, n]` (True counts).
     Output in the dtype of the query; sums in float32 or wider.
     """
-    if _fusable(query, key, c_e, feature_map):
+    if _fusable(query, key, sample, w_e, w_r, c_e, c_r, keep, feature_map):
         pair = torch.stack((query.transpose(1, 2), key.transpose(1, 2)), dim=2)
         return _fused(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
     with exact(query):
@@ -208,15 +208,37 @@ def folded_pair(
 ) -> Folded:
     """`folded` of queries and keys as one linear map makes them, `[B, n, 2, H, p]`: on a GPU neither is copied."""
     query, key = (x.transpose(1, 2) for x in pair.unbind(2))
-    if _fusable(query, key, c_e, feature_map):
+    if _fusable(query, key, sample, w_e, w_r, c_e, c_r, keep, feature_map):
         return _fused(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
     return folded(query, key, sample, w_e, w_r, c_e, c_r, bias, keep, feature_map=feature_map, parts=parts)
 
 
-def _fusable(query: Tensor, key: Tensor, c_e: Tensor, feature_map: Kernel) -> bool:
-    """Whether the fused kernels serve: cosine features of 16-bit or float32 tensors on a GPU."""
-    plain = type(feature_map) is Cosine and query.dtype == key.dtype
-    return plain and primal_ops.usable(query, c_e.shape[-2], c_e.shape[-1], FUSED)
+def _fusable(
+    query: Tensor,
+    key: Tensor,
+    sample: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Tensor,
+    keep: Tensor | None,
+    feature_map: Kernel,
+) -> bool:
+    """Whether the fused kernels serve: cosine features of 16-bit or float32 tensors on a GPU, nothing that broadcasts."""
+    batch, heads, n, p = query.shape
+    v, s = c_e.shape[-2:]
+    rows = p if sample is None else sample.shape[-2]
+    return (
+        type(feature_map) is Cosine
+        and query.dtype == key.dtype
+        and query.shape == key.shape
+        and w_e.shape == w_r.shape == (heads, rows, s)
+        and c_e.shape == c_r.shape
+        and c_e.shape in ((v, s), (heads, v, s))
+        and (sample is None or sample.shape == (batch, heads, rows, p))
+        and (keep is None or keep.shape == (batch, n))
+        and primal_ops.usable(query, v, s, FUSED)
+    )
 
 
 def _fused(
@@ -342,7 +364,7 @@ def penalty(
     if kind not in get_args(Penalty):
         raise InvalidArgument(f"penalty must be one of {', '.join(get_args(Penalty))}; got {kind!r}")
     if (reduction, trace, kind) == ("per_sample", "param", "objective") and primal_ops.usable_loss(
-        parts.energy, lam, FUSED
+        parts.energy, lam, parts.product, parts.tokens, FUSED
     ):
         return primal_ops.primal_penalty(parts.energy, lam, parts.product, parts.tokens)[0]
     if kind == "kkt":

@@ -138,7 +138,9 @@ def prepare(
     else:
         for start in range(0, m, ROWS):
             rows = start + tl.arange(0, ROWS)
-            f = _rows(sample_ + b.to(tl.int64) * stride_b + h * stride_h, rows, stride_m, deep, m, P).to(tl.float32)
+            f = _rows(sample_ + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h, rows, stride_m, deep, m, P).to(
+                tl.float32
+            )
             w = _rows(mine_, rows, S, rank, m, S).to(tl.float32)
             on = tl.dot(tl.trans(f), w, on, input_precision=PRECISION)
     _keep_rows(on_ + at * P * S, on, deep, S, rank, P, S)
@@ -159,7 +161,8 @@ def _side(x, mix, eye, gram, keep_, b, first, n, KEEP: tl.constexpr, GRAM: tl.co
     """What a block of queries, or keys, adds to its outputs and to a Gram matrix."""
     phi, over, _ = _unit(x, eye, DOT)
     if GRAM:
-        gram = tl.dot(tl.trans(_counted(phi, keep_, b, first, n, KEEP)), phi, gram, input_precision=PRECISION)
+        phi = _counted(phi, keep_, b, first, n, KEEP)
+        gram = tl.dot(tl.trans(phi), phi, gram, input_precision=PRECISION)
     # As it was loaded it is multiplied from shared memory; lengths are divided out afterwards.
     return tl.dot(x, mix, input_precision=PRECISION) * over[:, None], gram
 
@@ -174,7 +177,7 @@ def fold(
     head, span = tl.program_id(0), tl.program_id(1)
     b, h = head // heads, head % heads
     deep, wide = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
-    query_ = pair_ + b.to(tl.int64) * stride_b + h * stride_h
+    query_ = pair_ + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
     out_ += (b.to(tl.int64) * n * heads + h) * V
     mix_e = _matrix(mix_ + (b * 2 * heads + h).to(tl.int64) * P * V, deep, wide, P, V)
     mix_r = _matrix(mix_ + ((b * 2 + 1) * heads + h).to(tl.int64) * P * V, deep, wide, P, V)
@@ -255,8 +258,8 @@ def fold_backward(
     b, h = head // heads, head % heads
     deep, wide, rank = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_S)
     GRAM: tl.constexpr = ENERGY or MOMENT
-    above_ += b.to(tl.int64) * above_b + h * above_h
-    source = pair_ + b.to(tl.int64) * stride_b + h * stride_h + side * stride_t
+    above_ += b.to(tl.int64) * above_b + h.to(tl.int64) * above_h
+    source = pair_ + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + side.to(tl.int64) * stride_t
     target = dpair_ + ((b.to(tl.int64) * n * 2 + side) * heads + h) * P
     at = ((b * 2 + side) * heads + h).to(tl.int64)
     matrix = tl.trans(_matrix(mix_ + at * P * V, deep, wide, P, V))
@@ -358,7 +361,9 @@ def spread(
         dw_e, dw_r = _rows(on_e, rows, S, rank, m, S), _rows(on_r, rows, S, rank, m, S)
     else:
         don_e, don_r = _matrix(on_e, deep, rank, P, S), _matrix(on_r, deep, rank, P, S)
-        f = _rows(sample_ + b.to(tl.int64) * stride_b + h * stride_h, rows, stride_m, deep, m, P).to(tl.float32)
+        f = _rows(sample_ + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h, rows, stride_m, deep, m, P).to(
+            tl.float32
+        )
         dw_e = tl.dot(f, don_e, input_precision=PRECISION)
         dw_r = tl.dot(f, don_r, input_precision=PRECISION)
         df = tl.dot(w_e, tl.trans(don_e), input_precision=PRECISION)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +13,15 @@ from torch import Tensor
 from heedful._errors import Unsupported
 
 LARGEST = 128
-"""The widest head, the widest output and the highest rank that the kernels take; float32 fits half of it."""
+"""The widest head, the widest output and the highest rank that the kernels take; in float32 half of it."""
+
+ROOMY = 160 * 1024
+"""Bytes of shared memory from which a chip takes all of these; with less it takes 16 bits and half of `LARGEST`."""
 
 MOST = 4096
 """The most weights lambda of a layer that the kernels of the loss take."""
+
+_T = TypeVar("_T")
 
 _HAS_TRITON = find_spec("triton") is not None
 
@@ -24,23 +30,36 @@ def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> boo
     """Whether the kernels take queries `[B, H, n, p]`, outputs of this width and scores of this rank."""
     if not _HAS_TRITON or query.device.type not in devices or query.dtype == torch.float64 or query.numel() == 0:
         return False
-    if query.device.type == "cuda" and _processors(query.device)[0] < 8:
-        return False
-    largest = LARGEST // 2 if query.dtype == torch.float32 else LARGEST
+    largest, is_single = LARGEST, query.dtype == torch.float32
+    if query.device.type == "cuda":
+        chip = _chip(query.device)
+        if chip.major < 8 or (is_single and chip.shared < ROOMY):
+            return False
+        largest = LARGEST if chip.shared >= ROOMY else LARGEST // 2
+    if is_single:
+        largest = LARGEST // 2
     return max(query.shape[-1], width, rank) <= largest and not torch._C._are_functorch_transforms_active()
 
 
-def usable_loss(energy: Tensor, lam: Tensor, devices: frozenset[str]) -> bool:
-    """Whether the kernel of the loss takes energies `[B, 2, H, s]` and lambda `[H, s]`."""
+def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, devices: frozenset[str]) -> bool:
+    """Whether the kernel of the loss takes energies `[B, 2, H, s]`, lambda `[H, s]`, traces `[H]` and lengths `[B]`: none may broadcast."""
+    if lam.shape != energy.shape[2:] or product.shape != lam.shape[:1] or tokens.shape != energy.shape[:1]:
+        return False
     here = energy.device.type in devices and energy.device == lam.device and energy.dtype == torch.float32
     return here and _HAS_TRITON and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
 
 
+class _Chip(NamedTuple):
+    major: int
+    processors: int
+    shared: int
+
+
 @cache
-def _processors(device: torch.device) -> tuple[int, int]:
-    """Compute capability, and how many multiprocessors."""
+def _chip(device: torch.device) -> _Chip:
+    """Compute capability, how many multiprocessors, and the bytes of shared memory of each."""
     told = torch.cuda.get_device_properties(device)
-    return told.major, told.multi_processor_count
+    return _Chip(told.major, told.multi_processor_count, getattr(told, "shared_memory_per_multiprocessor", ROOMY))
 
 
 # Tokens of a block, warps, programs for each multiprocessor, stages of the loop, registers: forward, backward.
@@ -48,6 +67,11 @@ HALVES = ((64, 4, 2, 3, None), (64, 4, 2, 3, None))
 # The same for heads or outputs wider than 64, and for float32.
 WIDE_HALVES = ((64, 8, 1, 2, None), (64, 8, 1, 1, None))
 SINGLE = ((32, 4, 2, 2, None), (32, 8, 1, 2, None))
+# What is tried after these, where a chip has no room for them.
+SMALL = ((32, 4, 1, 1, None), (16, 4, 1, 1, None))
+
+FITS: dict[tuple[Any, ...], int] = {}
+"""How many settings were too large for the device, by what was asked."""
 
 
 class _Sizes:
@@ -79,20 +103,36 @@ class _Sizes:
         self.strides = (0, 0, 0) if sample is None else sample.stride()[:3]
         self.step = self.v * self.s if c_e.dim() == 3 else 0
 
-    def spans(self, backward: bool) -> tuple[int, int, dict[str, Any]]:
-        """How many spans the tokens are cut into, blocks of each, and the rest of the settings."""
+    def fitting(self, backward: bool, go: Callable[[int, int, dict[str, Any]], _T]) -> _T:
+        """Calls `go(spans, blocks, settings)`, spans of so many blocks of tokens, with the first settings that the chip has room for."""
+        import triton
+
         halves = WIDE_HALVES if max(self.p, self.v) > 64 else HALVES
-        rows, warps, programs, stages, registers = (SINGLE if self.pair.dtype == torch.float32 else halves)[backward]
+        first = (SINGLE if self.pair.dtype == torch.float32 else halves)[backward]
+        tried = (first, *SMALL)
+        key = self.pair.device, self.pair.dtype, self.large["BLOCK_P"], self.large["BLOCK_V"], _power(self.s), backward
+        for at in range(FITS.get(key, 0), len(tried)):
+            try:
+                made = go(*self._spans(backward, *tried[at]))
+            except triton.runtime.errors.OutOfResources:
+                if at + 1 == len(tried):
+                    raise
+            else:
+                FITS[key] = at
+                return made
+        raise AssertionError("the last one was tried")
+
+    def _spans(
+        self, backward: bool, rows: int, warps: int, programs: int, stages: int, registers: int | None
+    ) -> tuple[int, int, dict[str, Any]]:
         if self.interpreted:
             rows, each = 16, 2
         else:
             # No more programs than run at once: what is left over would take a second turn.
-            total = programs * _processors(self.pair.device)[1]
-            fitting = max(1, total // ((2 if backward else 1) * self.batch * self.heads))
-            each = -(-self.n // (rows * fitting))
-        found = -(-self.n // (rows * each))
+            total = programs * _chip(self.pair.device).processors
+            each = -(-self.n // (rows * max(1, total // ((2 if backward else 1) * self.batch * self.heads))))
         told = {**self.large, "ROWS": rows, "num_warps": warps, "num_stages": stages}
-        return found, each, told if registers is None else {**told, "maxnreg": registers}
+        return -(-self.n // (rows * each)), each, told if registers is None else {**told, "maxnreg": registers}
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.pair.device)
@@ -133,7 +173,6 @@ def primal_fold(
     pair, sample = _unit(pair), None if sample is None else _unit(sample)
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
     z = _Sizes(pair, sample, w_e, c_e)
-    spans, blocks, large = z.spans(backward=False)
     on, mix = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.batch, 2, z.heads, z.p, z.v)
     product = z.empty(z.heads)
     ticket = torch.empty(z.batch * 2 * z.heads, dtype=torch.int32, device=pair.device)
@@ -142,11 +181,16 @@ def primal_fold(
         ROWS=min(_power(z.m), 8192 // _power(z.s)), STATIC=sample is None, **z.small, **z.wide,
     )  # fmt: skip
     out = torch.empty(z.batch, z.n, z.heads, z.v, dtype=pair.dtype, device=pair.device)
-    partial = z.empty(z.batch, z.heads, spans, 2, z.p, z.p) if parts else None
-    primal.fold[(z.batch * z.heads, spans)](
-        pair, mix, bias, _bytes(keep), out, partial, z.heads, z.n, blocks, *pair.stride()[:4],
-        KEEP=keep is not None, BIAS=bias is not None, GRAM=parts, **large,
-    )  # fmt: skip
+
+    def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor | None]:
+        partial = z.empty(z.batch, z.heads, spans, 2, z.p, z.p) if parts else None
+        primal.fold[(z.batch * z.heads, spans)](
+            pair, mix, bias, _bytes(keep), out, partial, z.heads, z.n, blocks, *pair.stride()[:4],
+            KEEP=keep is not None, BIAS=bias is not None, GRAM=parts, **large,
+        )  # fmt: skip
+        return spans, partial
+
+    spans, partial = z.fitting(False, go)
     if not parts:
         return out, on, product, z.empty(0), z.empty(0), mix, z.empty(0)
     gram, moment = z.empty(z.batch, 2, z.heads, z.p, z.p), torch.empty_like(on)
@@ -211,16 +255,20 @@ def primal_fold_backward(
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
     don, dproduct, denergy, dmoment = (None if x is None else x.contiguous() for x in (don, dproduct, denergy, dmoment))
     z = _Sizes(pair, sample, w_e, c_e)
-    spans, blocks, large = z.spans(backward=True)
     dpair = torch.empty(pair.shape, dtype=pair.dtype, device=pair.device)
-    dmix = z.empty(z.batch, z.heads, spans, 2, z.p, z.v)
-    dbias = z.empty(z.batch, z.heads, spans, z.v) if bias else None
     asked = {"ENERGY": denergy is not None, "MOMENT": dmoment is not None}
-    primal.fold_backward[(z.batch * z.heads, spans, 2)](
-        pair, mix, on, _bytes(keep), above, denergy, dmoment, dpair, dmix, dbias, z.heads, z.n, blocks,
-        *pair.stride()[:4], *above.stride()[:3], S=z.s, BLOCK_S=_power(z.s), EXACT=z.exact,
-        KEEP=keep is not None, BIAS=bias, **asked, **large,
-    )  # fmt: skip
+
+    def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor, Tensor | None]:
+        dmix = z.empty(z.batch, z.heads, spans, 2, z.p, z.v)
+        dbias = z.empty(z.batch, z.heads, spans, z.v) if bias else None
+        primal.fold_backward[(z.batch * z.heads, spans, 2)](
+            pair, mix, on, _bytes(keep), above, denergy, dmoment, dpair, dmix, dbias, z.heads, z.n, blocks,
+            *pair.stride()[:4], *above.stride()[:3], S=z.s, BLOCK_S=_power(z.s), EXACT=z.exact,
+            KEEP=keep is not None, BIAS=bias, **asked, **large,
+        )  # fmt: skip
+        return spans, dmix, dbias
+
+    spans, dmix, dbias = z.fitting(True, go)
     turned = torch.empty_like(on)
     length = 2 * z.v * z.s + z.v
     shared = z.empty(z.batch, z.heads, z.slices, length)
