@@ -13,7 +13,7 @@ from torch import nn
 from heedful import CorruptModel, InvalidArgument, Unsupported, convert, lens
 from heedful.bridges import swap
 from heedful.convert import least_squares
-from heedful.convert.distilling import pool
+from heedful.convert.distilling import Lesson, _loss, pool
 from heedful.nn import Primal, PrimalAttention
 
 transformers = pytest.importorskip("transformers", reason="runs where transformers is installed")
@@ -459,3 +459,20 @@ def test_folders_that_do_not_fit_are_refused(tmp_path):
     ):
         with pytest.raises(CorruptModel, match=message):
             swap.rebuilt(told | change)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e20])
+def test_what_a_teacher_leaves_at_padding_is_not_learned(value):
+    torch.manual_seed(0)
+    block, x, wanted = nn.Linear(4, 4), torch.randn(2, 5, 4), torch.randn(2, 5, 4)
+    keep = torch.arange(5) < torch.tensor([[5], [3]])
+    plain = ((block(x) - wanted)[keep].square().mean() / wanted[keep].square().mean()).detach()
+    spoiled = wanted.masked_fill(~keep[..., None], value)
+    for pooling in (None, "mean"):
+        loss = _loss(block, Lesson((x,), {}, spoiled, keep), pooling)
+        loss.backward()
+        assert torch.equal(
+            loss, _loss(block, Lesson((x,), {}, wanted.masked_fill(~keep[..., None], 0.0), keep), pooling)
+        )
+        assert loss >= plain * 0.999
+    assert all(part.grad.isfinite().all() for part in block.parameters())

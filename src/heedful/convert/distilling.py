@@ -59,7 +59,7 @@ def pool(hidden: Tensor, keep: Tensor | None, pooling: Pooling) -> Tensor:
         return hidden.mean(dim=1) if pooling == "mean" else hidden[:, 0]
     if pooling == "first":
         return hidden[torch.arange(len(hidden), device=hidden.device), keep.int().argmax(dim=1)]
-    return (hidden * keep[..., None]).sum(dim=1) / keep.sum(dim=1, keepdim=True).clamp_min(1)
+    return hidden.masked_fill(~keep[..., None], 0.0).sum(dim=1) / keep.sum(dim=1, keepdim=True).clamp_min(1)
 
 
 def distill_(
@@ -99,9 +99,11 @@ def _loss(block: nn.Module, lesson: Lesson, pooling: Pooling | None) -> Tensor:
     made = block(*lesson.args, **lesson.kwargs)
     made = (made if isinstance(made, Tensor) else made[0]).float()
     wanted = lesson.wanted.float()
-    # Sums with weights: picking out what is kept would make a device wait for its host at every step.
-    weight = torch.ones_like(wanted[..., :1]) if lesson.keep is None else lesson.keep[..., None]
-    loss = ((made - wanted).square() * weight).sum() / (wanted.square() * weight).sum()
+    gap, level = made - wanted, wanted
+    if lesson.keep is not None:
+        # Filled, not picked out, which would make a device wait for its host at every step.
+        gap, level = (part.masked_fill(~lesson.keep[..., None], 0.0) for part in (gap, level))
+    loss = gap.square().sum() / level.square().sum()
     if pooling is None:
         return loss
     cosine = cosine_similarity(pool(made, lesson.keep, pooling), pool(wanted, lesson.keep, pooling))
