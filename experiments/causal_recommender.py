@@ -174,10 +174,21 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
             name: {"mean": float(np.mean(ranks_of(name))), "median": float(np.median(ranks_of(name)))} if ranks_of(name) else None
             for name in ("causal", explaining.BLIND, "CLEANN")
         },
+        "pruned": _pruned(rows),
         "specificity": {rank: explaining.interval(np.array(own)) for rank, own in shares.items()},
         "density": float(np.mean([row["density"] for row in rows])),
         "rows": rows,
     }  # fmt: skip
+
+
+def _pruned(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Our size minus a baseline's once that is pruned too, where both solve."""
+    told = {}
+    for name in rows[0]["pruned"]:
+        pairs = [(row["methods"]["causal"]["size"], row["pruned"][name]) for row in rows]
+        less = np.array([ours - its for ours, its in pairs if ours is not None and its is not None], float)
+        told[name] = {"pairs": len(less), "ours_less": explaining.interval(less)}
+    return told
 
 
 def checks(result: dict[str, Any]) -> list[tuple[str, bool]]:
@@ -213,6 +224,11 @@ def table(result: dict[str, Any]) -> str:
             lines.append(
                 f"Rank of the replacement in the original list, {name}: mean {one['mean']:.1f}, median {one['median']:g}."
             )
+    lines += ["", "| baseline, pruned too | ours minus it, where both solve |", "|---|---|"]
+    for name, one in result["pruned"].items():
+        less = one["ours_less"]
+        told = "" if less is None else f"{less[0]:.2f} [{less[1]:.2f}, {less[2]:.2f}] ({one['pairs']})"
+        lines.append(f"| {name} | {told} |")
     lines += ["", "| explanations of ranks | films shared (Jaccard) |", "|---|---|"]
     for rank, values in result["specificity"].items():
         told = "" if values is None else f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]"
