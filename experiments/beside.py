@@ -53,8 +53,11 @@ def r4_by_sets(graph, length, data, test, alpha, sepsets, changed, knowledge, ve
 
 
 def disagreements(skeleton, sepsets):
-    """Our orientation, and for every end in conflict which rules wanted an arrowhead there and which a tail."""
+    """Our orientation, and for every end in conflict what wanted an arrowhead there and what a tail."""
     wanted = {}
+
+    def want(rule, end, mark):
+        wanted.setdefault((int(end[0]), int(end[1])), {"arrowhead": set(), "tail": set()})[mark].add(rule)
 
     class Watched(Oriented):
         rule = ""
@@ -62,16 +65,16 @@ def disagreements(skeleton, sepsets):
         def write(self, arrows=(), tails=()):
             arrows, tails = set(arrows), set(tails)
             for mark, ends in (("arrowhead", arrows), ("tail", tails)):
-                for i, j in ends:
-                    wanted.setdefault((int(i), int(j)), {}).setdefault(mark, set()).add(Watched.rule)
+                for end in ends:
+                    want(Watched.rule, end, mark)
             return super().write(arrows, tails)
 
         def point(self, edges, arrows=()):
             # An edge that cannot be pointed is not written, but it was wanted.
             edges = set(edges)
             for i, j in edges:
-                for end, mark in (((int(i), int(j)), "arrowhead"), ((int(j), int(i)), "tail")):
-                    wanted.setdefault(end, {}).setdefault(mark, set()).add(Watched.rule)
+                want(Watched.rule, (i, j), "arrowhead")
+                want(Watched.rule, (j, i), "tail")
             return super().point(edges, arrows)
 
     def named(name, rule):
@@ -89,7 +92,14 @@ def disagreements(skeleton, sepsets):
     finally:
         for name, rule in real.items():
             setattr(orientation, name, rule)
-    return ours, {end: wanted.get(end, {}) for end in ours.conflicts}
+    for end in orientation._against(ours, sepsets):
+        want("a separating set", end, "tail")
+    # Where a mark has no voice yet, discriminating paths of R4 contradicted one another before anything was written.
+    for end in ours.conflicts:
+        for mark in ("arrowhead", "tail"):
+            if not wanted.get(end, {}).get(mark):
+                want("R4", end, mark)
+    return ours, {(int(i), int(j)): wanted[i, j] for i, j in ours.conflicts}
 
 
 def write_marks(graph, marks):

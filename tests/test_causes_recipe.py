@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from heedful.cli.reproduce import Setting, recipe, root
+from heedful.lens.causes import orientation
 
 
 def test_quick_run(tmp_path):
@@ -38,3 +40,18 @@ def test_kept_result_holds_the_counts():
     assert speed["fci"]["first_skeleton_equal"]
     assert next(one["seconds"] for one in speed["icd"] if one["nodes"] == 40) < 1.5
     assert "false mark" in recipe("causal-oracle").table(result)
+
+
+def test_disagreeing_rules_are_named():
+    pytest.importorskip("causallearn")
+    from experiments.beside import disagreements
+
+    skeleton = np.zeros((6, 6), bool)
+    for i, j in ((0, 2), (1, 2), (2, 3), (3, 4), (3, 5)):
+        skeleton[i, j] = skeleton[j, i] = True
+    sepsets = {(0, 1): (), (4, 5): (), (0, 3): (2,), (1, 3): (2,), (2, 4): (3,), (2, 5): (3,)}
+    before = orientation.Oriented, orientation._r1
+    ours, torn = disagreements(skeleton, sepsets)
+    assert (ours.marks == orientation.orient(orientation.open_marks(skeleton), sepsets).marks).all()
+    assert torn == {end: {"arrowhead": {"R1"}, "tail": {"R1"}} for end in ((2, 3), (3, 2))}
+    assert before == (orientation.Oriented, orientation._r1)
