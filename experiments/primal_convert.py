@@ -29,7 +29,7 @@ from experiments.pool import budget, processes, run_parts
 from heedful import Unsupported, convert
 from heedful.bridges import swap
 from heedful.bridges.local import demo_model_path, load
-from heedful.cli.reproduce import Setting
+from heedful.cli.reproduce import Setting, hardware
 from heedful.nn import Primal
 
 CALIBRATION, HELD_OUT = 30_000, 200
@@ -144,11 +144,11 @@ def converted(what: str, layers: int, quick: bool, work: Path, device: str) -> d
         made = convert.primalize(
             model.to(device), learn, layers=range(count - layers, count), tokenizer=tokenizer, held_out=held, **options
         )
-    return told(made)
+    return told(made) | {"hardware": hardware(device), "torch": torch.__version__}
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """The last layer with and without distillation, without mixing, and then more layers until embeddings break."""
+    """The last layer with and without distillation and without mixing, then the last two, three, ..."""
     learn, held = _texts(setting.quick, setting.work)
     setting.say(f"{len(learn)} sentences to calibrate on, {len(held)} held out")
     model, tokenizer = load(demo_model_path())
@@ -214,10 +214,10 @@ def table(result: dict[str, Any]) -> str:
     kept = ", ".join(f"{count}: {value:.3f}" for count, value in parts["directions"].items())
     lines += [
         "",
-        f"{_breaks(result)} The last layer alone, a batch of {last['batch'][0]} sentences of {last['batch'][1]} tokens: "
-        f"{1e3 * last['latency_before']:.1f} ms before, {1e3 * last['latency_after']:.1f} after. Attention left out of one layer alone, "
+        f"{_breaks(result)} The last layer alone, a batch of {last['batch'][0]} sentences of {last['batch'][1]} tokens, "
+        f"{last['hardware']}: {1e3 * last['latency_before']:.1f} ms before, {1e3 * last['latency_after']:.1f} after. Attention left out of one layer alone, "
         f"first to last: {each}. Of the last layer, its output averaged over each sentence: {parts['sentence_mean']:.3f}; cut to its "
-        f"first principal directions: {kept}.",
+        f"first principal directions: {kept}. Layers converted: {_made_on(result)}.",
         "",
         f"- The last layer at {BAR} or above: {last['agreement']:.4f}, {'met' if last['agreement'] >= BAR else 'MISSED'}",
     ]
@@ -227,11 +227,23 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _breaks(result: dict[str, Any]) -> str:
-    """Where the agreement falls below the threshold, as far as it was looked at."""
-    level, found = result["threshold"], {int(at): one["agreement"] for at, one in result["primal"].items()}
-    below = [count for count in sorted(found) if found[count] < level]
-    kept = max((count for count in found if not below or count < below[0]), default=0)
-    if not below:
-        whole = "all layers" if kept == result["model_layers"] else f"no fewer than {kept} layers"
-        return f"The mean cosine stays at {level} or above for {whole}."
-    return f"{kept} layers keep the mean cosine at {level}; {below[0]} do not."
+    """How many layers keep the agreement at the threshold, as far as all fewer were looked at too."""
+    level, kept = result["threshold"], 0
+    while (one := result["primal"].get(str(kept + 1))) and one["agreement"] >= level:
+        kept += 1
+    words = f"{kept} layer{'' if kept == 1 else 's'} keep{'s' if kept == 1 else ''} the mean cosine at {level} or above"
+    if one:
+        return f"{words}, {kept + 1} do not."
+    return (
+        f"{words}, which is all of them." if kept == result["model_layers"] else f"{words}; {kept + 1} were not tried."
+    )
+
+
+def _made_on(result: dict[str, Any]) -> str:
+    """Which conversions ran on what."""
+    places: dict[str, list[str]] = {}
+    for kind in ("primal", "no_mixing"):
+        for count, one in result[kind].items():
+            name = count if kind == "primal" else f"{count} without mixing"
+            places.setdefault(f"{one['hardware']}, torch {one['torch']}", []).append(name)
+    return "; ".join(f"{', '.join(names)} on {place}" for place, names in places.items())

@@ -222,31 +222,26 @@ def test_listops_quick_run_and_its_table(tiny, monkeypatch):
 
 def test_convert_tells_where_embeddings_break():
     def one(agreement):
-        return {
-            "agreement": agreement,
-            "lowest": 0.5,
-            "control": 0.6,
-            "batch": [32, 27],
-            "latency_before": 0.004,
-            "latency_after": 0.006,
-        }
+        times = {"batch": [32, 27], "latency_before": 0.004, "latency_after": 0.006, "hardware": "a chip", "torch": "2"}
+        return {"agreement": agreement, "lowest": 0.5, "control": 0.6, **times}
+
+    def table(*agreements, **others):
+        primal = {str(at): one(value) for at, value in enumerate(agreements, 1) if value}
+        return primal_convert.table(result | {"primal": primal} | others)
 
     result = {
         "calibration": 300, "held_out": 40, "steps": 10, "threshold": 0.9, "model_layers": 4, "least_squares": one(0.8),
         "anatomy": {"no_attention": [0.9, 0.7], "sentence_mean": 0.99, "directions": {"24": 0.8}},
-        "no_mixing": {"1": one(0.96)}, "primal": {"1": one(0.98), "2": one(0.95), "4": one(0.91)},
+        "no_mixing": {"1": one(0.96)},
     }  # fmt: skip
-    table = primal_convert.table(result)
-    assert "| 3 | not run | | | |" in table
-    assert "at 0.9 or above for all layers" in table
-    assert "The last layer at 0.97 or above: 0.9800, met" in table
-    assert "Without any mixing" not in table
-    table = primal_convert.table(result | {"primal": {"1": one(0.96), "2": one(0.95)}})
-    assert "for no fewer than 2 layers" in table
-    assert "0.9600, MISSED" in table
-    assert "Without any mixing in that layer the same procedure does as well." in table
-    table = primal_convert.table(result | {"primal": {"1": one(0.98), "2": one(0.95), "3": one(0.89), "4": one(0.7)}})
-    assert "2 layers keep the mean cosine at 0.9; 3 do not." in table
+    assert "| 3 | not run | | | |" in table(0.98, 0.95, None, 0.91)
+    assert "2 layers keep the mean cosine at 0.9 or above; 3 were not tried." in table(0.98, 0.95, None, 0.91)
+    assert "4 layers keep the mean cosine at 0.9 or above, which is all of them." in table(0.98, 0.95, 0.93, 0.91)
+    assert "1 layer keeps the mean cosine at 0.9 or above, 2 do not." in table(0.98, 0.89, 0.93, 0.91)
+    assert "1, 2, 1 without mixing on a chip, torch 2." in table(0.98, 0.95)
+    assert "The last layer at 0.97 or above: 0.9800, met" in table(0.98)
+    assert "Without any mixing" not in table(0.98)
+    assert "0.9600, MISSED\n- Without any mixing in that layer the same procedure does as well." in table(0.96)
 
 
 def test_parts_are_run_once_and_survive_a_fault(tmp_path):

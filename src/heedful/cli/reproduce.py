@@ -59,6 +59,13 @@ def recipe(name: str) -> ModuleType:
     return import_module(f"experiments.{name.replace('-', '_')}")
 
 
+def hardware(device: str) -> str:
+    """What a recipe ran on, in words."""
+    import torch
+
+    return torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
+
+
 def reproduce(
     name: str,
     *,
@@ -81,13 +88,12 @@ def reproduce(
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
     began = time.perf_counter()
     result = module.run(Setting(quick, device, folder, say))
-    hardware = torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
     told = {
         "name": name,
         "command": f"heedful reproduce {name}{' --quick' if quick else ''}",
         "quick": quick,
         "seconds": round(time.perf_counter() - began, 1),
-        "hardware": hardware,
+        "hardware": hardware(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "heedful": _version()},
         "result": result,
     }
@@ -113,7 +119,7 @@ def page() -> str:
             parts.append(f"Not run yet: `heedful reproduce {name}`.\n")
             continue
         told = json.loads(file.read_text())
-        where = f"{told['hardware']}, torch {told['versions']['torch']}, {told['seconds']:.0f} s"
+        where = f"{told['hardware']}, torch {told['versions']['torch']}, the last run {told['seconds']:.0f} s"
         parts.append(f"`{told['command']}` ({where}):\n\n{module.table(told['result']).strip()}\n")
     return "\n".join(parts)
 
