@@ -165,7 +165,8 @@ def run(setting: Setting) -> dict[str, Any]:
 
     # Beside one another; the last layer alone by itself, since its latency is told.
     jobs = 1 if setting.quick else min(4, processes())
-    more = [] if setting.quick else [*(("primal", layers) for layers in range(2, count + 1)), ("no mixing", count)]
+    deeper = () if setting.quick else range(2, count + 1)
+    more = [(what, layers) for layers in deeper for what in ("primal", "no mixing")]
     needed = [("least squares", 1), ("no mixing", 1)]
     found = parts(*needed, *more, jobs=jobs) | parts(("primal", 1), jobs=1)
     if missing := [what for what in (*needed, ("primal", 1)) if what not in found]:
