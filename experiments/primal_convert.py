@@ -7,7 +7,8 @@ original's on 200 sentences from other files of scikit-learn. **The controls mat
 procedure with `weights="static"`, where no token sees another in that layer; "token-wise map" is the best linear map of each token by
 itself, not distilled; "no attention" leaves the layer's attention out and changes nothing else.
 
-No published figure: nobody has converted a trained model so. Conversions are parts: a run that was stopped goes on.
+No published figure: nobody has converted a trained model so. Conversions are parts: a run that was stopped goes on. Some run at a
+time; on a GPU they are much faster beside one another where NVIDIA's MPS runs (`nvidia-cuda-mps-control -d`).
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from heedful import Unsupported, convert
 from heedful.bridges import swap
 from heedful.bridges.local import demo_model_path, load
 from heedful.cli.reproduce import Setting, hardware
+from heedful.convert.primal import latencies
 from heedful.nn import Primal
 
 CALIBRATION, HELD_OUT = 30_000, 200
 STEPS, RANK, THRESHOLD, BAR = 6_000, 32, 0.9, 0.97
+
+# Sentences and tokens of each, as many tokens as the model takes.
+SHAPES = ((32, 32), (8, 128), (2, 512))
 
 # Held-out sentences come from scikit-learn alone; one file in so many is theirs, and nothing else is read from it.
 HELD_PACKAGE, EVERY = "sklearn", 8
@@ -126,6 +131,18 @@ def anatomy(model: Any, tokenizer: Any, learn: list[str], held: list[str]) -> di
     }
 
 
+def costs(model: Any, tokenizer: Any, learn: list[str], held: list[str]) -> list[dict[str, Any]]:
+    """Seconds of the model and of one with all layers primal, by length of the input; what the weights are does not matter."""
+    every = range(len(swap.find_sites(model)))
+    made = convert.primalize(model, learn, layers=every, rank=RANK, tokenizer=tokenizer, held_out=held).model
+    found = []
+    for batch, length in SHAPES:
+        tokens = torch.arange(batch * length, device=model.device).view(batch, length) % model.config.vocab_size
+        before, after = latencies((model, made), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
+        found.append({"batch": batch, "length": length, "before": before, "after": after})
+    return found
+
+
 def told(made: convert.Primalized) -> dict[str, Any]:
     return {name: value for name, value in made.to_dict().items() if name != "cosines"}
 
@@ -173,11 +190,14 @@ def run(setting: Setting) -> dict[str, Any]:
         raise Unsupported(f"HEEDFUL_BUDGET_S was over before {missing[0]} was done; run it again to go on")
     with torch.no_grad():
         anatomical = anatomy(model, tokenizer, learn[:2000], held)
+        spent = costs(model, tokenizer, learn[:200], held[:32])
     return {
         "calibration": len(learn),
         "held_out": len(held),
         "steps": 10 if setting.quick else STEPS,
         "anatomy": anatomical,
+        "costs": spent,
+        "costs_on": hardware(setting.device),
         "threshold": THRESHOLD,
         "model_layers": count,
         "least_squares": found["least squares", 1],
@@ -212,11 +232,15 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f"| {count} | {told} |" if told.strip(" |") else f"| {count} | not run | | | |")
     parts = result["anatomy"]
     each = ", ".join(f"{value:.3f}" for value in parts["no_attention"])
+    spent = ", ".join(
+        f"{one['batch']} x {one['length']} tokens {1e3 * one['before']:.1f} ms before, {1e3 * one['after']:.1f} after"
+        for one in result["costs"]
+    )
     kept = ", ".join(f"{count}: {value:.3f}" for count, value in parts["directions"].items())
     lines += [
         "",
         f"{_breaks(result)} The last layer alone, a batch of {last['batch'][0]} sentences of {last['batch'][1]} tokens, "
-        f"{last['hardware']}: {1e3 * last['latency_before']:.1f} ms before, {1e3 * last['latency_after']:.1f} after. Attention left out of one layer alone, "
+        f"{last['hardware']}: {1e3 * last['latency_before']:.1f} ms before, {1e3 * last['latency_after']:.1f} after. All layers, {result['costs_on']}: {spent}. Attention left out of one layer alone, "
         f"first to last: {each}. Of the last layer, its output averaged over each sentence: {parts['sentence_mean']:.3f}; cut to its "
         f"first principal directions: {kept}. Layers converted: {_made_on(result)}.",
         "",

@@ -232,13 +232,15 @@ def test_convert_tells_where_embeddings_break():
     result = {
         "calibration": 300, "held_out": 40, "steps": 10, "threshold": 0.9, "model_layers": 4, "least_squares": one(0.8),
         "anatomy": {"no_attention": [0.9, 0.7], "sentence_mean": 0.99, "directions": {"24": 0.8}},
-        "no_mixing": {"1": one(0.96)},
+        "no_mixing": {"1": one(0.96)}, "costs_on": "a chip",
+        "costs": [{"batch": 2, "length": 512, "before": 0.04, "after": 0.03}],
     }  # fmt: skip
     assert "| 3 | not run | | | |" in table(0.98, 0.95, None, 0.91)
     assert "2 layers keep the mean cosine at 0.9 or above; 3 were not tried." in table(0.98, 0.95, None, 0.91)
     assert "4 layers keep the mean cosine at 0.9 or above, which is all of them." in table(0.98, 0.95, 0.93, 0.91)
     assert "1 layer keeps the mean cosine at 0.9 or above, 2 do not." in table(0.98, 0.89, 0.93, 0.91)
     assert "1, 2, 1 without mixing on a chip, torch 2." in table(0.98, 0.95)
+    assert "All layers, a chip: 2 x 512 tokens 40.0 ms before, 30.0 after." in table(0.98)
     assert "The last layer at 0.97 or above: 0.9800, met" in table(0.98)
     assert "Without any mixing" not in table(0.98)
     assert "0.9600, MISSED\n- Without any mixing in that layer the same procedure does as well." in table(0.96)

@@ -123,7 +123,7 @@ def primalize(
         cosines = _cosines(model, work.student, held, pooling)
         control = _cosines(model, work.control, held, pooling)
         batch = held[len(held) // 2]
-        before, after = _latencies((model, work.student), batch)
+        before, after = latencies((model, work.student), batch)
         seen = next(swap.recorded(model, every[chosen[-1]], [batch])).call.inputs
     alone, size = sum(control) / len(control), (seen.shape[0], seen.shape[1])
     return Primalized(work.student, fits, tuple(cosines), alone, before, after, size, how.steps)
@@ -313,7 +313,7 @@ def _cosines(teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], p
     return found
 
 
-def _latencies(models: Sequence[nn.Module], batch: Batch) -> list[float]:
+def latencies(models: Sequence[nn.Module], batch: Batch) -> list[float]:
     """Median seconds of a call of each, taken in turn so that what else the machine does meets all alike."""
     times: list[list[float]] = [[] for _ in models]
     for _ in range(CALLS + 1):
