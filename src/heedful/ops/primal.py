@@ -35,7 +35,7 @@ class Scores(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What the objective and the KKT residual need of one pass: its size does not depend on the length."""
+    """What the objective and the KKT residual need of one pass."""
 
     energy: Tensor  # [B, 2, H, s], sum over tokens of e^2, and of r^2
     tokens: Tensor  # [B], how many
@@ -49,8 +49,9 @@ class Data(NamedTuple):
     """The same weights as they act on features, and what one multiplication by the Gram matrix makes of them."""
 
     on: Tensor  # [B, 2, H, p, s], or [2, H, p, s] where weights are static: F^T W_e and F^T W_r
-    moment: Tensor  # [B, 2, H, p, s], Phi_q^T E and Phi_k^T R
     sample: Tensor | None  # [B, H, n', p], as it was given
+    moment: Tensor | None  # [B, 2, H, p, s], Phi_q^T E and Phi_k^T R; the fused kernels leave it to who asks,
+    source: tuple[Tensor, Tensor | None] | None = None  # with queries and keys [B, n, 2, H, p] and where they count
 
 
 class Folded(NamedTuple):
@@ -187,8 +188,9 @@ def folded(
         if parts:
             phi_q, phi_k = kept(phi_q, keep), kept(phi_k, keep)
             moments = [phi.mT @ phi @ on for phi, on in ((phi_q, on_e), (phi_k, on_r))]
-            data = Data(torch.stack((on_e, on_r), dim=-4), torch.stack(moments, dim=1), sample)
-            energy = (data.on * data.moment).sum(dim=-2)
+            moment = torch.stack(moments, dim=1)
+            data = Data(torch.stack((on_e, on_r), dim=-4), sample, moment)
+            energy = (data.on * moment).sum(dim=-2)
             made = Parts(energy, counted(query, keep), trace_of(w_e, w_r), w_e, w_r, data)
         return Folded(out.to(query.dtype), made)
 
@@ -255,14 +257,11 @@ def _fused(
     """Both sides in one stack: the device waits for few launches, and reads queries and keys once."""
     w_r, c_r = w_r.to(w_e.dtype), c_r.to(c_e.dtype)
     with exact(pair):
-        out, on, product, energy, moment, _, _ = primal_ops.primal_fold(
-            pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts
-        )
+        out, on, product, energy, tokens = primal_ops.primal_fold(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
         made = None
         if parts:
-            kind = torch.float32
-            data = Data(on, moment, sample)
-            made = Parts(energy, counted(pair.transpose(1, 2), keep), product, w_e.to(kind), w_r.to(kind), data)
+            kind, data = torch.float32, Data(on, sample, None, (pair, keep))
+            made = Parts(energy, tokens.detach(), product, w_e.to(kind), w_r.to(kind), data)
         return Folded(out.transpose(1, 2), made)
 
 
@@ -344,7 +343,7 @@ def residual(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample") -> 
         raise Unsupported(
             "causal='prefix' has a kernel for every prefix, so no single decomposition to check; use causal=False"
         )
-    moment = parts.data.moment
+    moment = _moment(parts.data)
     rows = None if parts.data.sample is None else parts.data.sample.to(moment.dtype)
     pull_e, pull_r = (lifted(part, rows) for part in moment.unbind(1))
     weights = lam.to(pull_e.dtype).square()[:, None, :]
@@ -355,6 +354,25 @@ def residual(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample") -> 
     weights = weights / count.clamp_min(1)
     gap = relative_gap(pull_e * weights, pull_r * weights, parts.w_e, parts.w_r)
     return gap if reduction == "batch" else gap * (parts.tokens > 0)[:, None]
+
+
+def _moment(data: Data) -> Tensor:
+    if data.moment is not None:
+        return data.moment
+    if data.source is None:
+        raise Unsupported(
+            "the KKT residual needs queries and keys, which this device does not keep of a pass without gradients; call "
+            "kkt_residual(x) of the layer"
+        )
+    pair, keep = data.source
+    query, key = (x.transpose(1, 2) for x in pair.unbind(2))
+    sides = [kept(phi, keep) for phi in features(query, key)]
+    return torch.stack([phi.mT @ (phi @ on) for phi, on in zip(sides, data.on.unbind(1), strict=True)], dim=1)
+
+
+def without_source(parts: Parts) -> Parts:
+    """The same without queries and keys, where nothing else keeps them."""
+    return parts if parts.data is None else parts._replace(data=parts.data._replace(source=None))
 
 
 def penalty(

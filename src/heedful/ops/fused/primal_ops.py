@@ -63,12 +63,15 @@ def _chip(device: torch.device) -> _Chip:
 
 
 # Tokens of a block, warps, programs for each multiprocessor, stages of the loop, registers: forward, backward.
-HALVES = ((64, 4, 2, 3, None), (64, 4, 2, 3, None))
+HALVES = ((64, 4, 2, 4, None), (64, 4, 3, 3, 168))
 # The same for heads or outputs wider than 64, and for float32.
-WIDE_HALVES = ((64, 8, 1, 2, None), (64, 8, 1, 1, None))
+WIDE_HALVES = ((64, 8, 1, 2, None), (64, 8, 1, 2, None))
 SINGLE = ((32, 4, 2, 2, None), (32, 8, 1, 2, None))
 # What is tried after these, where a chip has no room for them.
-SMALL = ((32, 4, 1, 1, None), (16, 4, 1, 1, None))
+SMALL = ((32, 4, 1, 2, None), (16, 4, 1, 1, None))
+
+# Of partial sums, that one program adds up.
+COLUMNS = 32
 
 FITS: dict[tuple[Any, ...], int] = {}
 """How many settings were too large for the device, by what was asked."""
@@ -85,18 +88,16 @@ class _Sizes:
         self.v = c_e.shape[-2]
         self.pair, self.interpreted = pair, pair.device.type == "cpu"
         exact = pair.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-        # Small products round no earlier than what they are made of.
-        self.exact = "ieee" if self.interpreted else "tf32x3" if pair.dtype == torch.float32 else "tf32"
+        self.launch = _launch(pair.device)
+        ranked = {"P": self.p, "S": self.s, "BLOCK_P": _power(self.p), "BLOCK_S": _power(self.s), **self.launch}
         self.small = {
-            "P": self.p, "S": self.s, "BLOCK_P": _power(self.p), "BLOCK_S": _power(self.s),
-            "PRECISION": self.exact, "num_warps": 4 if self.p <= 64 else 8,
+            **ranked, "num_warps": 4 if self.p <= 64 else 8,
+            # Small products round no earlier than what they are made of.
+            "PRECISION": "ieee" if self.interpreted else "tf32x3" if pair.dtype == torch.float32 else "tf32",
         }  # fmt: skip
-        self.wide = {"V": self.v, "BLOCK_V": _power(self.v)}
-        self.slices = -(-self.p // 16)
         halves = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
         self.large = {
-            "P": self.p, "V": self.v, "BLOCK_P": _power(self.p), "BLOCK_V": _power(self.v),
-            "DOT": halves.get(pair.dtype, tl.float32),
+            **ranked, "V": self.v, "BLOCK_V": _power(self.v), "DOT": halves.get(pair.dtype, tl.float32),
             "PRECISION": "ieee" if self.interpreted else "tf32x3" if exact else "tf32",
         }  # fmt: skip
         # The sample as rows of unit stride; a readout that heads share, or one each.
@@ -138,6 +139,13 @@ class _Sizes:
         return torch.empty(shape, dtype=torch.float32, device=self.pair.device)
 
 
+@cache
+def _launch(device: torch.device) -> dict[str, Any]:
+    """From Hopper on a kernel is launched before the last one has ended, and waits for it itself."""
+    early = device.type == "cuda" and _chip(device).major >= 9
+    return {"EARLY": early, **({"launch_pdl": True} if early else {})}
+
+
 def _power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
@@ -161,44 +169,37 @@ def primal_fold(
     bias: Tensor | None,
     keep: Tensor | None,
     parts: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The fold of `pair` `[B, n, 2, H, p]` with sample `[B, H, m, p]`, weights `[H, m, s]` and readouts `[(H,) v, s]`.
 
     Returns outputs `[B, n, H, v]`, the weights as they act on features W `[B, 2, H, p, s]`, tr(W_e^T W_r) `[H]`, energies
-    `[B, 2, H, s]` and moments `[B, 2, H, p, s]`; then two that backward needs and that pass no gradient on: W C^T
-    `[B, 2, H, p, v]` and Gram matrices `[B, 2, H, p, p]`. Energies, moments and Gram matrices are empty without `parts`.
+    `[B, 2, H, s]`, which are empty without `parts`, and how many tokens there are `[B]`.
     """
     from heedful.ops.fused import primal
 
     pair, sample = _unit(pair), None if sample is None else _unit(sample)
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
     z = _Sizes(pair, sample, w_e, c_e)
-    on, mix = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.batch, 2, z.heads, z.p, z.v)
-    product = z.empty(z.heads)
-    ticket = torch.empty(z.batch * 2 * z.heads, dtype=torch.int32, device=pair.device)
-    primal.prepare[(z.batch * z.heads, 2, z.slices)](
-        sample, w_e, w_r, c_e, c_r, on, mix, product, ticket, z.heads, z.m, *z.strides, z.step,
-        ROWS=min(_power(z.m), 8192 // _power(z.s)), STATIC=sample is None, **z.small, **z.wide,
+    on, product, tokens = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.heads), z.empty(z.batch)
+    ticket = torch.empty(z.batch * z.heads, dtype=torch.int32, device=pair.device)
+    primal.prepare[(z.batch * z.heads, 2, -(-z.p // 16) + 1)](
+        sample, w_e, w_r, on, product, tokens, ticket, z.heads, z.n, z.m, *z.strides,
+        ROWS=min(_power(z.m), 8192 // _power(z.s)), STATIC=sample is None, **z.small,
     )  # fmt: skip
     out = torch.empty(z.batch, z.n, z.heads, z.v, dtype=pair.dtype, device=pair.device)
+    energy = z.empty(z.batch, 2, z.heads, z.s) if parts else z.empty(0)
 
-    def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor | None]:
-        partial = z.empty(z.batch, z.heads, spans, 2, z.p, z.p) if parts else None
+    def go(spans: int, blocks: int, large: dict[str, Any]) -> None:
         primal.fold[(z.batch * z.heads, spans)](
-            pair, mix, bias, _bytes(keep), out, partial, z.heads, z.n, blocks, *pair.stride()[:4],
-            KEEP=keep is not None, BIAS=bias is not None, GRAM=parts, **large,
+            pair, on, c_e, c_r, bias, _bytes(keep), out, z.empty(z.batch, z.heads, spans, 2, z.s) if parts else None,
+            energy, ticket, z.heads, z.n, blocks, *pair.stride()[:4], z.step,
+            SPANS=min(64, _power(spans)), KEEP=keep is not None, BIAS=bias is not None, ENERGY=parts, **large,
         )  # fmt: skip
-        return spans, partial
 
-    spans, partial = z.fitting(False, go)
-    if not parts:
-        return out, on, product, z.empty(0), z.empty(0), mix, z.empty(0)
-    gram, moment = z.empty(z.batch, 2, z.heads, z.p, z.p), torch.empty_like(on)
-    shares, energy = z.empty(z.batch, 2, z.heads, z.slices, z.s), z.empty(z.batch, 2, z.heads, z.s)
-    primal.finish[(z.batch * z.heads, 2, z.slices)](
-        partial, on, gram, moment, shares, energy, ticket, z.heads, spans, **z.small
-    )
-    return out, on, product, energy, moment, mix, gram
+    z.fitting(False, go)
+    if keep is not None:
+        tokens = keep.sum(dim=-1, dtype=torch.float32)
+    return out, on, product, energy, tokens
 
 
 @primal_fold.register_fake
@@ -212,18 +213,15 @@ def _(
     bias: Tensor | None,
     keep: Tensor | None,
     parts: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, n, _, heads, p = pair.shape
     s, v = w_e.shape[-1], c_e.shape[-2]
 
     def empty(*shape: int) -> Tensor:
         return pair.new_empty(shape, dtype=torch.float32)
 
-    on, mix = empty(batch, 2, heads, p, s), empty(batch, 2, heads, p, v)
-    energy, moment, gram = (empty(0) for _ in range(3))
-    if parts:
-        energy, moment, gram = (empty(batch, 2, heads, *rest) for rest in ((s,), (p, s), (p, p)))
-    return pair.new_empty(batch, n, heads, v), on, empty(heads), energy, moment, mix, gram
+    energy = empty(batch, 2, heads, s) if parts else empty(0)
+    return pair.new_empty(batch, n, heads, v), empty(batch, 2, heads, p, s), empty(heads), energy, empty(batch)
 
 
 @torch.library.custom_op("heedful::primal_fold_backward", mutates_args=())
@@ -236,14 +234,10 @@ def primal_fold_backward(
     c_r: Tensor,
     keep: Tensor | None,
     on: Tensor,
-    moment: Tensor,
-    mix: Tensor,
-    gram: Tensor,
     above: Tensor,
     don: Tensor | None,
     dproduct: Tensor | None,
     denergy: Tensor | None,
-    dmoment: Tensor | None,
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the pair, the sample (empty where there is none) and the weights `[2, H, m, s]`; in a row, `[(H,) (2 s + 1) v]`,
@@ -253,35 +247,33 @@ def primal_fold_backward(
 
     pair, above, sample = _unit(pair), _unit(above), None if sample is None else _unit(sample)
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
-    don, dproduct, denergy, dmoment = (None if x is None else x.contiguous() for x in (don, dproduct, denergy, dmoment))
+    don, dproduct, denergy = (None if x is None else x.contiguous() for x in (don, dproduct, denergy))
     z = _Sizes(pair, sample, w_e, c_e)
     dpair = torch.empty(pair.shape, dtype=pair.dtype, device=pair.device)
-    asked = {"ENERGY": denergy is not None, "MOMENT": dmoment is not None}
+    ours, rest = 2 * z.p * z.s, 2 * z.v * z.s + z.v
 
-    def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor, Tensor | None]:
-        dmix = z.empty(z.batch, z.heads, spans, 2, z.p, z.v)
-        dbias = z.empty(z.batch, z.heads, spans, z.v) if bias else None
+    def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor]:
+        partial = z.empty(z.batch, z.heads, spans, ours + rest)
         primal.fold_backward[(z.batch * z.heads, spans, 2)](
-            pair, mix, on, _bytes(keep), above, denergy, dmoment, dpair, dmix, dbias, z.heads, z.n, blocks,
-            *pair.stride()[:4], *above.stride()[:3], S=z.s, BLOCK_S=_power(z.s), EXACT=z.exact,
-            KEEP=keep is not None, BIAS=bias, **asked, **large,
+            pair, on, c_e, c_r, _bytes(keep), above, denergy, dpair, partial, z.heads, z.n, blocks,
+            *pair.stride()[:4], *above.stride()[:3], z.step,
+            KEEP=keep is not None, BIAS=bias, ENERGY=denergy is not None, **large,
         )  # fmt: skip
-        return spans, dmix, dbias
+        return spans, partial
 
-    spans, dmix, dbias = z.fitting(True, go)
-    turned = torch.empty_like(on)
-    length = 2 * z.v * z.s + z.v
-    shared = z.empty(z.batch, z.heads, z.slices, length)
-    primal.gather[(z.batch * z.heads, 2, z.slices)](
-        dmix, dbias, don, denergy, dmoment, on, moment, gram, c_e, c_r, turned, shared, z.heads, spans, z.step,
-        BIAS=bias, ON=don is not None, **asked, **z.small, **z.wide,
+    spans, partial = z.fitting(True, go)
+    turned, row = torch.empty_like(on), z.empty(*c_e.shape[:-2], rest)
+    groups = z.heads if c_e.dim() == 3 else 1
+    jobs = z.batch * z.heads * -(-ours // COLUMNS) + groups * -(-rest // COLUMNS)
+    primal.gather[(jobs,)](
+        partial, don, turned, row, z.batch, z.heads, spans, groups,
+        P=z.p, V=z.v, S=z.s, ROWS=64, COLS=COLUMNS, ON=don is not None, num_warps=4, **z.launch,
     )  # fmt: skip
     dsample = z.empty(0) if sample is None else torch.empty_like(sample, memory_format=torch.contiguous_format)
-    dw, row = z.empty(2, z.batch, z.heads, z.m, z.s), z.empty(*c_e.shape[:-2], length)
-    groups, each = (z.heads, z.slices) if c_e.dim() == 3 else (1, z.heads * z.slices)
+    dw = z.empty(2, z.batch, z.heads, z.m, z.s)
     primal.spread[(z.batch * z.heads, -(-z.m // 16))](
-        turned, dproduct, sample, w_e, w_r, shared, dsample, dw, row, z.batch, z.heads, z.m, groups, each, length,
-        *z.strides, ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
+        turned, dproduct, sample, w_e, w_r, dsample, dw, z.batch, z.heads, z.m, *z.strides,
+        ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
     )  # fmt: skip
     return dpair, dsample, dw[:, 0] if z.batch == 1 else dw.sum(dim=1), row
 
@@ -296,14 +288,10 @@ def _(
     c_r: Tensor,
     keep: Tensor | None,
     on: Tensor,
-    moment: Tensor,
-    mix: Tensor,
-    gram: Tensor,
     above: Tensor,
     don: Tensor | None,
     dproduct: Tensor | None,
     denergy: Tensor | None,
-    dmoment: Tensor | None,
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     def empty(*shape: int) -> Tensor:
@@ -316,21 +304,19 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     pair, sample, w_e, w_r, c_e, c_r, bias, keep, ctx.parts = inputs
-    _, on, _, _, moment, mix, gram = output
-    ctx.save_for_backward(pair, sample, w_e, w_r, c_e, c_r, bias, keep, on, moment, mix, gram)
+    ctx.save_for_backward(pair, sample, w_e, w_r, c_e, c_r, bias, keep, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, above: Tensor | None, don: Any, dproduct: Any, denergy: Any, dmoment: Any, *_: Any) -> Any:
-    pair, sample, w_e, w_r, c_e, c_r, bias, keep, on, moment, mix, gram = ctx.saved_tensors
+def _gradients(ctx: Any, above: Tensor | None, don: Any, dproduct: Any, denergy: Any, _: Any) -> Any:
+    pair, sample, w_e, w_r, c_e, c_r, bias, keep, on = ctx.saved_tensors
     v, s = c_e.shape[-2:]
     wanted = bias is not None and ctx.needs_input_grad[6]
     if above is None:
         above = pair.new_zeros(1, 1, 1, 1).expand(*pair.shape[:2], pair.shape[3], v)
     dpair, dsample, dw, row = torch.ops.heedful.primal_fold_backward(
-        pair, sample, w_e, w_r, c_e, c_r, keep, on, moment, mix, gram, above, don, dproduct,
-        denergy if ctx.parts else None, dmoment if ctx.parts else None, wanted,
-    )  # fmt: skip
+        pair, sample, w_e, w_r, c_e, c_r, keep, on, above, don, dproduct, denergy if ctx.parts else None, wanted
+    )
     dc, dbias = row[..., :-v].unflatten(-1, (2, v, s)), row[..., -v:]
     return (
         dpair,
@@ -357,7 +343,8 @@ def _loss_sizes(energy: Tensor) -> dict[str, Any]:
     _, _, heads, rank = energy.shape
     block = _power(heads * rank)
     return {
-        "SIZE": heads * rank, "BLOCK": block, "ROWS": max(1, 2048 // block), "HEADS": _power(heads), "num_warps": 4
+        "SIZE": heads * rank, "BLOCK": block, "ROWS": max(1, 2048 // block), "HEADS": _power(heads), "num_warps": 4,
+        **_launch(energy.device),
     }  # fmt: skip
 
 
