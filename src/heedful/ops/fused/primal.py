@@ -259,6 +259,11 @@ def fold_backward(
             half = de.to(DOT)
             don = tl.dot(tl.trans(x), half, don, input_precision=PRECISION)
             gradient = tl.dot(half, tl.trans(on), input_precision=PRECISION)
+        # A column to spare holds ones: its sum is the gradient of the bias.
+        right = tl.where(rank[None, :] == S, 1.0, e) if SPARE else e
+        dc = tl.dot(tl.trans(above), right.to(DOT), dc, input_precision=PRECISION)
+        if BIAS and not SPARE:
+            dbias += tl.sum(tl.reshape(above.to(tl.float32), [ROWS // 16, 16, BLOCK_V]), 0)
         along = tl.where(long, tl.sum(e * de, 1), 0.0) * (over * size)
         if DOT == tl.bfloat16:
             # A product with a diagonal matrix takes the rows from where they lie.
@@ -267,12 +272,6 @@ def fold_backward(
         else:
             gradient -= x.to(tl.float32) * along[:, None]
         _keep_block(target, gradient, first, 2 * heads * P, deep, n, ROWS, P)
-        if SPARE:
-            # A column to spare holds ones: its sum is the gradient of the bias.
-            e = tl.where(rank[None, :] == S, 1.0, e)
-        elif BIAS:
-            dbias += tl.sum(tl.reshape(above.to(tl.float32), [ROWS // 16, 16, BLOCK_V]), 0)
-        dc = tl.dot(tl.trans(above), e.to(DOT), dc, input_precision=PRECISION)
     part_ += (head * tl.num_programs(1) + span).to(tl.int64) * (2 * (P + V) * S + V)
     _keep_rows(part_ + side * P * S, don, deep, S, rank, P, S)
     part_ += 2 * P * S
