@@ -185,6 +185,37 @@ def test_what_chips_take(monkeypatch):
     assert not takes(double, 16, 8)
 
 
+@pytest.mark.parametrize("kept", ["all", "beginning", "some", "one sequence"])
+@pytest.mark.parametrize(("n", "rows"), [(37, 5), (67, 11), (200, 13), (9, 4)])
+def test_means_of_segments_by_one_product(n, rows, kept, monkeypatch):
+    x = torch.randn(2, n, 6, dtype=torch.float64, device=DEVICE)
+    keep = None if kept == "all" else torch.rand(2, n, device=DEVICE) < 0.6
+    if kept == "beginning":
+        keep = torch.arange(n, device=DEVICE) < torch.tensor([[n // 2], [n]], device=DEVICE)
+    elif kept == "one sequence":
+        keep[0] = False
+    else:
+        x = x if keep is None else x.masked_fill(~keep[..., None], torch.nan)
+
+    def outcome(fused, dtype=torch.float64):
+        monkeypatch.setattr(primal, "FUSED", frozenset({DEVICE}) if fused else frozenset())
+        leaf = x.to(dtype).requires_grad_()
+        made = primal.sample(leaf, rows, "segment_mean", keep)
+        return made, *torch.autograd.grad(made.square().sum(), leaf)
+
+    wanted = outcome(False)
+    torch.testing.assert_close(outcome(True), wanted)
+    found = [part.double() for part in outcome(True, torch.bfloat16)]
+    torch.testing.assert_close(found, list(wanted), atol=0.03, rtol=0.03)
+
+
+def test_long_segments_of_large_numbers_stay_in_range():
+    x = torch.full((1, 5003, 3), 6e4, dtype=torch.float16, device=DEVICE)
+    torch.testing.assert_close(
+        primal.sample(x, 7, "segment_mean"), torch.full((1, 7, 3), 6e4, device=DEVICE), rtol=1e-2, atol=0
+    )
+
+
 def test_separate_queries_and_keys(monkeypatch):
     leaves = inputs()
     query, key = (x.transpose(1, 2) for x in leaves[0].unbind(2))

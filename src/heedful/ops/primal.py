@@ -83,6 +83,8 @@ def sample(x: Tensor, rows: int, how: str, keep: Tensor | None = None) -> Tensor
     if width == 1:
         return _take(x, first, keep)
     size = ((row + 1) * count // rows - first).clamp_min(1)
+    if x.device.type in FUSED:
+        return _averaged(x, first, size, keep)
     inside = torch.arange(width, device=x.device)
     share = (inside < size[..., None]).to(kind) / size[..., None]  # [..., rows, width]
     # Places past a segment's end have no share; they stay on tokens all the same.
@@ -90,6 +92,22 @@ def sample(x: Tensor, rows: int, how: str, keep: Tensor | None = None) -> Tensor
     taken = _take(x, places, keep).unflatten(1, (rows, width)).to(kind)
     with exact(x):
         return (share[..., None, :] @ taken)[..., 0, :]
+
+
+def _averaged(x: Tensor, first: Tensor, size: Tensor, keep: Tensor | None) -> Tensor:
+    """The means of segments as one matrix product, which a GPU does faster than it copies tokens: `[B, n, d]` -> `[B, rows, d]`."""
+    place = torch.arange(x.shape[1], device=x.device)
+    if keep is not None:
+        # Of a sequence without tokens the last entry is the one.
+        keep = keep | (~keep.any(dim=-1, keepdim=True) & (place == x.shape[1] - 1))
+        x, place = x.masked_fill(~keep[..., None], 0.0), keep.cumsum(dim=-1)[:, None] - 1
+    begin, size = first[..., None], size[..., None]
+    inside = (place >= begin) & (place < begin + size)  # [(B,) rows, n]
+    share = (1.0 / size).to(x.dtype)
+    # What rounding did to the shares is put right afterwards.
+    with exact(x):
+        kind = wide(x.dtype)
+        return (torch.where(inside, share, 0.0) @ x).to(kind) / (share.to(kind) * size)
 
 
 def _take(x: Tensor, rank: Tensor, keep: Tensor | None) -> Tensor:
