@@ -7,8 +7,8 @@ original's on 200 sentences from other files of scikit-learn. **The controls mat
 procedure with `weights="static"`, where no token sees another in that layer; "token-wise map" is the best linear map of each token by
 itself, not distilled; "no attention" leaves the layer's attention out and changes nothing else.
 
-No published figure: nobody has converted a trained model so. Conversions are parts: a run that was stopped goes on. Some run at a
-time; on a GPU they are much faster beside one another where NVIDIA's MPS runs (`nvidia-cuda-mps-control -d`).
+No published figure: nobody has converted a trained model so. Conversions are parts: a run that was stopped goes on. Up to four
+run at once; on a GPU that pays where NVIDIA's MPS lets them share it (`nvidia-cuda-mps-control -d`).
 """
 
 from __future__ import annotations
@@ -221,15 +221,15 @@ def table(result: dict[str, Any]) -> str:
         f"| token-wise map, least squares alone | {fitted['control']:.4f} |",
         f"| no attention | {result['anatomy']['no_attention'][-1]:.4f} |",
         "",
-        "| layers converted, from the last on | agreement | lowest | no mixing, distilled alike | token-wise maps |",
-        "|---|---|---|---|---|",
+        "| layers converted, from the last on | agreement | lowest | no mixing, distilled alike | its lowest | token-wise maps |",
+        "|---|---|---|---|---|---|",
     ]
     blank = {"agreement": "", "lowest": "", "control": ""}
     for count in range(1, result["model_layers"] + 1):
         one, alike = (result[kind].get(str(count), blank) for kind in ("primal", "no_mixing"))
-        cells = (one["agreement"], one["lowest"], alike["agreement"], one["control"])
+        cells = (one["agreement"], one["lowest"], alike["agreement"], alike["lowest"], one["control"])
         told = " | ".join(f"{cell:.4f}" if cell else "" for cell in cells)
-        lines.append(f"| {count} | {told} |" if told.strip(" |") else f"| {count} | not run | | | |")
+        lines.append(f"| {count} | {told} |" if told.strip(" |") else f"| {count} | not run | | | | |")
     parts = result["anatomy"]
     each = ", ".join(f"{value:.3f}" for value in parts["no_attention"])
     spent = ", ".join(

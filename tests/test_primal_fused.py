@@ -42,7 +42,7 @@ def outcome(leaves, keep, fused, monkeypatch, parts=True):
     with monkeypatch.context() as patched:
         if not fused:
             patched.setattr(primal, "FUSED", frozenset())
-        out, made = primal.folded_pair(*leaves, keep, parts=parts)
+        out, made = primal.folded_pair(*leaves, keep, parts=parts and "kkt")
     generator = torch.Generator().manual_seed(1)
     loss = (out * torch.randn(out.shape, generator=generator).to(out)).sum()
     found = [out]
@@ -105,17 +105,21 @@ def test_vectors_of_length_zero(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e20])
-def test_what_lies_under_padding_does_not_leak(value, monkeypatch):
-    leaves = inputs(n=19)
+def test_what_lies_under_padding_does_not_leak(value, dtype, monkeypatch):
+    if dtype == torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("the interpreter multiplies bfloat16 wrongly; needs a CUDA device")
+    leaves = inputs(n=19, dtype=dtype)
     keep = torch.arange(19, device=DEVICE) < torch.tensor([[19], [13]], device=DEVICE)
     found = outcome(leaves, keep, True, monkeypatch)
     with torch.no_grad():
         leaves[0][1, 13:] = value
     spoiled = outcome(leaves, keep, True, monkeypatch)
-    # Energies and the loss, that is; outputs at padding are what they are.
+    # Energies, the loss, and the gradients of tokens, that is; outputs at padding are what they are.
     for one, other in zip(found[1:5], spoiled[1:5], strict=True):
         assert torch.equal(one, other)
+    assert torch.equal(found[5][keep], spoiled[5][keep])
 
 
 @pytest.mark.parametrize("which", ["weights", "sample", "keep", "heads", "readout"])
@@ -242,18 +246,21 @@ def test_the_layer_takes_them(monkeypatch):
     torch.testing.assert_close(found, (layer(x, mask), layer.ksvd_loss()), rtol=1e-4, atol=1e-5)
 
 
-def test_queries_and_keys_are_kept_for_the_residual_only_with_gradients(monkeypatch):
-    layer = PrimalAttention(24, 3, rank=4, max_len=50, device=DEVICE)
+def test_the_residual_as_a_penalty_is_asked_for_in_advance(monkeypatch):
+    layer = PrimalAttention(24, 3, rank=4, max_len=50, track_loss="kkt", device=DEVICE)
     x = torch.randn(2, 29, 24, device=DEVICE)
     mask = torch.arange(29, device=DEVICE) >= torch.tensor([[29], [20]], device=DEVICE)
     layer(x, mask)
     found, loss = layer.ksvd_loss(penalty="kkt"), layer.ksvd_loss()
     with torch.no_grad():
         assert torch.allclose(layer.kkt_residual(x, mask).mean(), found)
+        layer.track_loss = True
         layer(x, mask)
         assert torch.equal(layer.ksvd_loss(), loss)
-        with pytest.raises(Unsupported, match=r"call kkt_residual\(x\)"):
+        with pytest.raises(Unsupported, match="track_loss='kkt'"):
             layer.ksvd_loss(penalty="kkt")
+        # Nothing that is kept is as long as the input.
+        assert all(29 not in part.shape for part in (*layer._last[:5], *layer._last.data[:2]))
     monkeypatch.setattr(primal, "FUSED", frozenset())
     layer(x, mask)
     torch.testing.assert_close(found, layer.ksvd_loss(penalty="kkt"), rtol=1e-4, atol=1e-5)
@@ -327,6 +334,8 @@ def test_what_they_do_not_take():
 def test_many_blocks_on_a_device(size, width, rank, dtype, bound, monkeypatch):
     if dtype == torch.float32 and max(size, width, rank) > 64:
         pytest.skip("in float32 the kernels take sizes up to 64")
+    if dtype == torch.float16 and size == 16:
+        pytest.skip("some exact gradients of this loss are beyond the range of float16")
     leaves = inputs(heads=4, n=1031, size=size, width=width, rows=200, rank=rank, dtype=dtype)
     assert primal_ops.usable(leaves[0][:, :, 0].transpose(1, 2), width, rank, frozenset({DEVICE}))
     with torch.no_grad():  # as a layer starts: gradients of J^2 would leave the range of float16

@@ -235,7 +235,7 @@ def test_convert_tells_where_embeddings_break():
         "no_mixing": {"1": one(0.96)}, "costs_on": "a chip",
         "costs": [{"batch": 2, "length": 512, "before": 0.04, "after": 0.03}],
     }  # fmt: skip
-    assert "| 3 | not run | | | |" in table(0.98, 0.95, None, 0.91)
+    assert "| 3 | not run | | | | |" in table(0.98, 0.95, None, 0.91)
     assert "2 layers keep the mean cosine at 0.9 or above; 3 were not tried." in table(0.98, 0.95, None, 0.91)
     assert "4 layers keep the mean cosine at 0.9 or above, which is all of them." in table(0.98, 0.95, 0.93, 0.91)
     assert "1 layer keeps the mean cosine at 0.9 or above, 2 do not." in table(0.98, 0.89, 0.93, 0.91)

@@ -31,7 +31,7 @@ __all__ = ["breaking_point", "load", "primalize", "save"]
 Progress = Callable[[str, int, int], None]
 Batch = Mapping[str, Tensor]
 
-# Without held-out data, every so manieth batch of the calibration is held out.
+# Without held-out data, one batch in so many of the calibration is held out.
 HELD_OUT = 5
 
 # Of each model, to time them; one more comes first to warm up.

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from heedful._errors import InvalidArgument
 from heedful.kernels import Cosine, FeatureMap, Kernel, Polynomial, Softmax
+from heedful.ops.primal import TrackLoss
 
 Sampling = Literal["segment_mean", "stride"]
 Weights = Literal["data", "static"]
@@ -52,14 +53,19 @@ class Primal:
     weights: Weights | None = None
     causal: Causal = False
     feature_map: MapName | Kernel = "cosine"
-    track_loss: bool = True
+    track_loss: TrackLoss = True
 
     def __post_init__(self) -> None:
         for name in ("rank", "rank_multi"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
-        choices = {"sampling": get_args(Sampling), "weights": (*get_args(Weights), None), "causal": get_args(Causal)}
+        choices = {
+            "sampling": get_args(Sampling),
+            "weights": (*get_args(Weights), None),
+            "causal": get_args(Causal),
+            "track_loss": (True, False, "kkt"),
+        }
         for name, known in choices.items():
             value = getattr(self, name)
             if not any(value is one or (isinstance(value, str) and value == one) for one in known):

@@ -99,8 +99,8 @@ class PrimalCore(Module):
 
         `reduction="per_sample"` squares J of every sequence, `"batch"` J of all tokens together; `trace` says which weights
         its last term takes; `penalty="kkt"` is the mean KKT residual instead, which unlike J is zero for a kernel SVD alone.
-        After a pass under `torch.no_grad()` it has no gradient; in training, where it is asked for all the same, it raises. On a
-        GPU `penalty="kkt"` needs a pass with gradients; `kkt_residual(x)` does not.
+        On a GPU that takes `track_loss="kkt"`. After a pass under `torch.no_grad()` it has no gradient; in training, where it is
+        asked for all the same, it raises.
         """
         if not self.track_loss or self._last is None:
             why = "no forward pass was run: call the layer first" if self.track_loss else "track_loss is False: set it"
@@ -123,7 +123,7 @@ class PrimalCore(Module):
         none = self.w_e.new_zeros(1, self.rank)
         query, key = self._queries_keys(x, keep)
         weights = self._sample(x, keep), self.w_e, self.w_r, none, none, None, keep
-        parts = ops.folded(query, key, *weights, feature_map=self._kernel).parts
+        parts = ops.folded(query, key, *weights, feature_map=self._kernel, parts="kkt").parts
         assert parts is not None
         with ops.exact(x):
             return ops.residual(parts, self._lambda(), reduction)
@@ -180,8 +180,7 @@ class PrimalCore(Module):
                 pair = self.in_proj(x).unflatten(-1, (2, self.num_heads, self.head_dim))
                 out, parts = ops.folded_pair(pair, *rest, **how)
         if parts is not None:
-            self._recorded = torch.is_grad_enabled()
-            self._last = parts if self._recorded else ops.without_source(parts)
+            self._last, self._recorded = parts, torch.is_grad_enabled()
         return out
 
     def _entry(self, x: Tensor, key_padding_mask: Tensor | None, past: int = 0) -> tuple[Tensor, Tensor | None]:

@@ -15,6 +15,7 @@ from heedful.nn._primal_core import PrimalCore, ksvd_loss
 from heedful.nn._primal_results import PrimalDual, PrimalScores
 from heedful.ops import LinearState, ksvd, linear
 from heedful.ops import primal as ops
+from heedful.ops.primal import TrackLoss
 
 __all__ = ["Primal", "PrimalAttention", "PrimalDual", "PrimalScores", "PrimalState", "PrimalStep", "ksvd_loss"]
 
@@ -59,7 +60,8 @@ class PrimalAttention(PrimalCore):
         feature_map: `"cosine"` (x / norm of x), `"elu"`, `"relu"`, `"identity"`, `"random"`, or a kernel with finite features;
             data-dependent weights need as many features as a head is wide.
         dropout: of the heads' outputs, in training.
-        track_loss: whether forward keeps what `ksvd_loss` needs, O(p^2) per head. Turn it off to serve.
+        track_loss: whether forward keeps what `ksvd_loss` needs, O(p s) per head. Turn it off to serve. `"kkt"` keeps what
+            `ksvd_loss(penalty="kkt")` needs as well, which on a GPU takes a second pass over the tokens.
 
     Where ours differs from the authors' code: padding enters neither the sample, nor the loss, nor the mean over the past,
     and its output is zero; sums are in float32 under autocast; positions are found by integer arithmetic on the device.
@@ -87,7 +89,7 @@ class PrimalAttention(PrimalCore):
         feature_map: MapName | Kernel = "cosine",
         bias: bool = True,
         dropout: float = 0.0,
-        track_loss: bool = True,
+        track_loss: TrackLoss = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:

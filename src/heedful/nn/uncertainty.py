@@ -17,6 +17,7 @@ from heedful.nn._module import check_positive
 from heedful.nn._primal_core import PrimalCore
 from heedful.nn._primal_results import axes
 from heedful.ops._request import wide
+from heedful.ops.primal import TrackLoss
 
 Average = Literal["logits", "probs"]
 
@@ -63,7 +64,7 @@ class GaussianProcessAttention(PrimalCore):
         causal: Causal = False,
         feature_map: MapName | Kernel = "cosine",
         bias: bool = True,
-        track_loss: bool = True,
+        track_loss: TrackLoss = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:

@@ -25,6 +25,7 @@ FUSED: frozenset[str] = frozenset({"cuda"})
 Reduction = Literal["per_sample", "batch"]
 Trace = Literal["param", "data"]
 Penalty = Literal["objective", "kkt"]
+TrackLoss = bool | Literal["kkt"]
 
 
 class Scores(NamedTuple):
@@ -46,12 +47,14 @@ class Parts(NamedTuple):
 
 
 class Data(NamedTuple):
-    """The same weights as they act on features, and what one multiplication by the Gram matrix makes of them."""
+    """The same weights as they act on features, and what one multiplication by the Gram matrix makes of them.
+
+    The fused kernels make the latter only where `parts="kkt"` asks for it.
+    """
 
     on: Tensor  # [B, 2, H, p, s], or [2, H, p, s] where weights are static: F^T W_e and F^T W_r
     sample: Tensor | None  # [B, H, n', p], as it was given
-    moment: Tensor | None  # [B, 2, H, p, s], Phi_q^T E and Phi_k^T R; the fused kernels leave it to who asks,
-    source: tuple[Tensor, Tensor | None] | None = None  # with queries and keys [B, n, 2, H, p] and where they count
+    moment: Tensor | None  # [B, 2, H, p, s], Phi_q^T E and Phi_k^T R
 
 
 class Folded(NamedTuple):
@@ -182,7 +185,7 @@ def folded(
     keep: Tensor | None = None,
     *,
     feature_map: Kernel = COSINE,
-    parts: bool = True,
+    parts: TrackLoss = True,
 ) -> Folded:
     r"""$[E, R]\,C^T + b$ and what the loss needs, without writing E or R (Chen et al. 2023).
 
@@ -190,7 +193,7 @@ def folded(
     \textstyle\sum_i e_{ic}^2 = \big[W_{e|X}^T (\Phi_q^T M \Phi_q)\, W_{e|X}\big]_{cc},\quad W_{e|X} = F^T W_e,$$
 
     with M = diag(keep). Shapes as in `primal_attention`; c_e and c_r `[v, s]`, bias `[v]`, keep `[B, n]` (True counts).
-    Output in the dtype of the query; sums in float32 or wider.
+    Output in the dtype of the query; sums in float32 or wider. `residual` needs `parts="kkt"`, J any other than False.
     """
     if _fusable(query, key, sample, w_e, w_r, c_e, c_r, keep, feature_map):
         pair = torch.stack((query.transpose(1, 2), key.transpose(1, 2)), dim=2)
@@ -224,7 +227,7 @@ def folded_pair(
     keep: Tensor | None = None,
     *,
     feature_map: Kernel = COSINE,
-    parts: bool = True,
+    parts: TrackLoss = True,
 ) -> Folded:
     """`folded` of queries and keys as one linear map makes them, `[B, n, 2, H, p]`: on a GPU neither is copied."""
     query, key = (x.transpose(1, 2) for x in pair.unbind(2))
@@ -270,17 +273,26 @@ def _fused(
     c_r: Tensor,
     bias: Tensor | None,
     keep: Tensor | None,
-    parts: bool,
+    parts: TrackLoss,
 ) -> Folded:
     """Both sides in one stack: the device waits for few launches, and reads queries and keys once."""
     w_r, c_r = w_r.to(w_e.dtype), c_r.to(c_e.dtype)
     with exact(pair):
-        out, on, product, energy, tokens = primal_ops.primal_fold(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
+        out, on, product, energy, tokens = primal_ops.primal_fold(
+            pair, sample, w_e, w_r, c_e, c_r, bias, keep, bool(parts)
+        )
         made = None
         if parts:
-            kind, data = torch.float32, Data(on, sample, None, (pair, keep))
+            kind, data = torch.float32, Data(on, sample, _moment(pair, keep, on) if parts == "kkt" else None)
             made = Parts(energy, tokens.detach(), product, w_e.to(kind), w_r.to(kind), data)
         return Folded(out.transpose(1, 2), made)
+
+
+def _moment(pair: Tensor, keep: Tensor | None, on: Tensor) -> Tensor:
+    """Phi^T Phi W of both sides, `[B, 2, H, p, s]`, by plain operations."""
+    query, key = (x.transpose(1, 2) for x in pair.unbind(2))
+    sides = [kept(phi, keep) for phi in features(query, key)]
+    return torch.stack([phi.mT @ (phi @ w) for phi, w in zip(sides, on.unbind(1), strict=True)], dim=1)
 
 
 def _two_products(a: Tensor, m: Tensor, b: Tensor, n: Tensor, bias: Tensor | None) -> Tensor:
@@ -361,7 +373,11 @@ def residual(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample") -> 
         raise Unsupported(
             "causal='prefix' has a kernel for every prefix, so no single decomposition to check; use causal=False"
         )
-    moment = _moment(parts.data)
+    moment = parts.data.moment
+    if moment is None:
+        raise Unsupported(
+            "the KKT residual needs more than this pass kept; make or set track_loss='kkt' before it, or call kkt_residual(x)"
+        )
     rows = None if parts.data.sample is None else parts.data.sample.to(moment.dtype)
     pull_e, pull_r = (lifted(part, rows) for part in moment.unbind(1))
     weights = lam.to(pull_e.dtype).square()[:, None, :]
@@ -372,25 +388,6 @@ def residual(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample") -> 
     weights = weights / count.clamp_min(1)
     gap = relative_gap(pull_e * weights, pull_r * weights, parts.w_e, parts.w_r)
     return gap if reduction == "batch" else gap * (parts.tokens > 0)[:, None]
-
-
-def _moment(data: Data) -> Tensor:
-    if data.moment is not None:
-        return data.moment
-    if data.source is None:
-        raise Unsupported(
-            "the KKT residual needs queries and keys, which this device does not keep of a pass without gradients; call "
-            "kkt_residual(x) of the layer"
-        )
-    pair, keep = data.source
-    query, key = (x.transpose(1, 2) for x in pair.unbind(2))
-    sides = [kept(phi, keep) for phi in features(query, key)]
-    return torch.stack([phi.mT @ (phi @ on) for phi, on in zip(sides, data.on.unbind(1), strict=True)], dim=1)
-
-
-def without_source(parts: Parts) -> Parts:
-    """The same without queries and keys, where nothing else keeps them."""
-    return parts if parts.data is None else parts._replace(data=parts.data._replace(source=None))
 
 
 def penalty(

@@ -155,9 +155,8 @@ def fold(
     ROWS: tl.constexpr, SPANS: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, ENERGY: tl.constexpr,
     EARLY: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Every so manieth block of tokens of one head: their outputs `[B, n, H, V]`, and their part of both energies `[B, H, spans, 2, s]`.
-
-    Who comes last of a head sums the parts, `[B, 2, H, s]`.
+    """Every block of tokens of one head whose number is that of the program modulo their count: outputs `[B, n, H, V]`, and a part of
+    both energies `[B, H, spans, 2, s]`. The last program of a head sums the parts, `[B, 2, H, s]`.
     """
     _turn(EARLY)
     head, span, spans = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -238,7 +237,7 @@ def fold_backward(
         denergy = tl.load(denergy_ + at * S + rank, mask=rank < S, other=0.0)[None, :] * (2.0 * size)
     don, dc = tl.zeros([BLOCK_P, BLOCK_S], tl.float32), tl.zeros([BLOCK_V, BLOCK_S], tl.float32)
     dbias = tl.zeros([16, BLOCK_V], tl.float32)
-    SPARE: tl.constexpr = BIAS and S < BLOCK_S
+    SPARE: tl.constexpr = BIAS and S < BLOCK_S and DOT != tl.float32
     for block in range(blocks):
         # From the end on, which the forward pass saw last: the cache still has it.
         first = ((blocks - 1 - block) * tl.num_programs(1) + span) * ROWS
@@ -255,18 +254,20 @@ def fold_backward(
             half = (de / most).to(DOT)
             don += tl.dot(tl.trans(x), half) * most
             gradient = tl.dot(half, tl.trans(on)) * (most * size)
+            de = half.to(tl.float32) * most
         else:
             half = de.to(DOT)
             don = tl.dot(tl.trans(x), half, don, input_precision=PRECISION)
             gradient = tl.dot(half, tl.trans(on), input_precision=PRECISION)
+            de = half.to(tl.float32)
         # A column to spare holds ones: its sum is the gradient of the bias.
         right = tl.where(rank[None, :] == S, 1.0, e) if SPARE else e
         dc = tl.dot(tl.trans(above), right.to(DOT), dc, input_precision=PRECISION)
         if BIAS and not SPARE:
             dbias += tl.sum(tl.reshape(above.to(tl.float32), [ROWS // 16, 16, BLOCK_V]), 0)
         along = tl.where(long, tl.sum(e * de, 1), 0.0) * (over * size)
-        if DOT == tl.bfloat16:
-            # A product with a diagonal matrix takes the rows from where they lie.
+        if DOT == tl.bfloat16 and not KEEP:
+            # A product with a diagonal matrix takes the rows from where they lie, but lets a NaN out of its row.
             diagonal = tl.where(token[:, None] == token[None, :], -along[:, None], 0.0)
             gradient = tl.dot(diagonal.to(DOT), x, gradient)
         else:

@@ -23,7 +23,8 @@ MOST = 4096
 
 _T = TypeVar("_T")
 
-_HAS_TRITON = find_spec("triton") is not None
+# What they ask of a launch is NVIDIA's.
+_HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
 
 
 def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> bool:
