@@ -9,9 +9,9 @@ et al. 2021), Performer 256 positive random features (Choromanski et al. 2021), 
 
 Everyone is compared with float64 first, values and gradients; one of ours that is off by more than 1 % has no speed. A time
 is the median of queued calls between two events, or of replays of a CUDA graph, whichever is shorter; input sets take turns,
-so that they do not lie in the cache, though backward may find there what forward read. The floor is what reading inputs and writing outputs once takes at 4.2 TB/s: queries,
-keys, output; then queries, keys, its gradient and theirs. Training steps alone, where the paper's times hold evaluation, and
-a softmax without a fused kernel.
+so that they do not lie in the cache, though backward may find there what forward read. The floor is what reading inputs and
+writing outputs once takes at 4.2 TB/s: queries, keys, output; then queries, keys, its gradient and theirs. Training steps
+alone, where the paper's times hold evaluation, and a softmax without a fused kernel.
 
 Needs a GPU, about two minutes of it; `--quick` runs the check on the CPU alone where there is none.
 """
