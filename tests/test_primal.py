@@ -366,14 +366,18 @@ def loss_of(layer, x, hidden):
     return layer(x, hidden).square().sum() + layer.ksvd_loss() + layer.ksvd_loss("batch")
 
 
-@pytest.mark.parametrize("more", [{}, {"causal": "prefix"}, {"causal": "cummean"}], ids=str)
-def test_compiles_without_breaks(more):
+@pytest.mark.parametrize(
+    ("more", "dynamic"),
+    [({}, False), ({"causal": "cummean"}, False), ({"causal": "prefix"}, False), ({"causal": "prefix"}, True)],
+    ids=str,
+)
+def test_compiles_without_breaks(more, dynamic):
     torch.compiler.reset()
     layer = PrimalAttention(EMBED, HEADS, RANK, max_len=40, rank_multi=2, **more)
     x = torch.randn(2, 13, EMBED)
     hidden = torch.arange(13).expand(2, -1) >= torch.tensor([[13], [8]])
     wanted = torch.autograd.grad(loss_of(layer, x, hidden), list(layer.parameters()))
-    compiled = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(loss_of, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for a, b in zip(torch.autograd.grad(compiled(layer, x, hidden), list(layer.parameters())), wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 

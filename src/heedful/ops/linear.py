@@ -178,8 +178,11 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     length = query.shape[-2]
     size = min(CHUNK, max(length, 1))
     chunks = -(-length // size)
-    if torch.compiler.is_compiling() or chunks * size != length:
-        query, key, value = (pad(x, (0, 0, 0, chunks * size - length)) for x in (query, key, value))
+    compiling = torch.compiler.is_compiling()
+    if compiling or chunks * size != length:
+        # Padding by nothing keeps strides, which a graph compiled for any length does not foresee.
+        parts = (x.contiguous() if compiling else x for x in (query, key, value))
+        query, key, value = (pad(x, (0, 0, 0, chunks * size - length)) for x in parts)
     query, key, value = (x.unflatten(-2, (chunks, size)) for x in (query, key, value))  # [..., C, c, F]
     memory, total = key.mT @ value, key.sum(dim=-2)[..., None]  # [..., C, F, E], [..., C, F, 1]
     future = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
