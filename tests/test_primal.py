@@ -439,6 +439,7 @@ X = torch.zeros(2, 5, EMBED, **F64)
         (lambda: PrimalAttention(12, 3, max_len=9, dropout=1.0), InvalidArgument, r"dropout must lie in \[0, 1\)"),
         (lambda: Primal(rank_multi=True), InvalidArgument, "rank_multi must be a positive integer"),
         (lambda: Primal(sampling="random"), InvalidArgument, "sampling must be one of 'segment_mean', 'stride'"),
+        (lambda: Primal(track_loss="j"), InvalidArgument, "track_loss must be one of True, False, 'kkt'; got 'j'"),
         (lambda: Primal(weights="both"), InvalidArgument, "weights must be one of 'data', 'static', None"),
         (lambda: Primal(causal=True), InvalidArgument, "causal must be one of False, 'cummean', 'prefix'; got True"),
         (lambda: Primal(causal=0), InvalidArgument, "causal must be one of"),

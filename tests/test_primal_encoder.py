@@ -13,6 +13,7 @@ PRIMALS = [
     Primal(causal="prefix"),
     Primal(5, causal="cummean", feature_map="elu", track_loss=False),
     Primal(feature_map=FeatureMap("relu")),
+    Primal(4, track_loss="kkt"),
 ]
 
 

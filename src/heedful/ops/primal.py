@@ -19,7 +19,7 @@ from heedful.ops.ksvd import lifted, lowered, relative_gap
 COSINE = Cosine()
 IDENTITY = Polynomial(1, scale=1.0)
 
-# Devices on which the fused kernels run. Tests add the CPU, where Triton's interpreter runs them.
+# Devices on which the forms made for a GPU run, fused kernels first. Tests add the CPU, where Triton's interpreter runs them.
 FUSED: frozenset[str] = frozenset({"cuda"})
 
 Reduction = Literal["per_sample", "batch"]
@@ -195,9 +195,9 @@ def folded(
     with M = diag(keep). Shapes as in `primal_attention`; c_e and c_r `[v, s]`, bias `[v]`, keep `[B, n]` (True counts).
     Output in the dtype of the query; sums in float32 or wider. `residual` needs `parts="kkt"`, J any other than False.
     """
-    if _fusable(query, key, sample, w_e, w_r, c_e, c_r, keep, feature_map):
-        pair = torch.stack((query.transpose(1, 2), key.transpose(1, 2)), dim=2)
-        return _fused(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
+    given = _Given(sample, w_e, w_r, c_e, c_r, bias, keep)
+    if _fusable(query, key, given, feature_map):
+        return _fused(torch.stack((query.transpose(1, 2), key.transpose(1, 2)), dim=2), given, parts)
     with exact(query):
         phi_q, phi_k = (phi.contiguous() for phi in features(query, key, feature_map))
         kind = phi_q.dtype
@@ -231,23 +231,27 @@ def folded_pair(
 ) -> Folded:
     """`folded` of queries and keys as one linear map makes them, `[B, n, 2, H, p]`: on a GPU neither is copied."""
     query, key = (x.transpose(1, 2) for x in pair.unbind(2))
-    if _fusable(query, key, sample, w_e, w_r, c_e, c_r, keep, feature_map):
-        return _fused(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
-    return folded(query, key, sample, w_e, w_r, c_e, c_r, bias, keep, feature_map=feature_map, parts=parts)
+    given = _Given(sample, w_e, w_r, c_e, c_r, bias, keep)
+    if _fusable(query, key, given, feature_map):
+        return _fused(pair, given, parts)
+    return folded(query, key, *given, feature_map=feature_map, parts=parts)
 
 
-def _fusable(
-    query: Tensor,
-    key: Tensor,
-    sample: Tensor | None,
-    w_e: Tensor,
-    w_r: Tensor,
-    c_e: Tensor,
-    c_r: Tensor,
-    keep: Tensor | None,
-    feature_map: Kernel,
-) -> bool:
+class _Given(NamedTuple):
+    """What a fold takes beside queries and keys."""
+
+    sample: Tensor | None
+    w_e: Tensor
+    w_r: Tensor
+    c_e: Tensor
+    c_r: Tensor
+    bias: Tensor | None
+    keep: Tensor | None
+
+
+def _fusable(query: Tensor, key: Tensor, given: _Given, feature_map: Kernel) -> bool:
     """Whether the fused kernels serve: cosine features of 16-bit or float32 tensors on a GPU, nothing that broadcasts."""
+    sample, w_e, w_r, c_e, c_r, _, keep = given
     batch, heads, n, p = query.shape
     v, s = c_e.shape[-2:]
     rows = p if sample is None else sample.shape[-2]
@@ -264,18 +268,9 @@ def _fusable(
     )
 
 
-def _fused(
-    pair: Tensor,
-    sample: Tensor | None,
-    w_e: Tensor,
-    w_r: Tensor,
-    c_e: Tensor,
-    c_r: Tensor,
-    bias: Tensor | None,
-    keep: Tensor | None,
-    parts: TrackLoss,
-) -> Folded:
+def _fused(pair: Tensor, given: _Given, parts: TrackLoss) -> Folded:
     """Both sides in one stack: the device waits for few launches, and reads queries and keys once."""
+    sample, w_e, w_r, c_e, c_r, bias, keep = given
     w_r, c_r = w_r.to(w_e.dtype), c_r.to(c_e.dtype)
     with exact(pair):
         out, on, product, energy, tokens = primal_ops.primal_fold(

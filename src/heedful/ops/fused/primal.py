@@ -250,16 +250,14 @@ def fold_backward(
         de *= over[:, None]
         if DOT == tl.float16:
             de = tl.where(long[:, None], de, 0.0)
-            most = _size(de, de, DOT)
-            half = (de / most).to(DOT)
+        most = _size(de, de, DOT)
+        half = (de / most).to(DOT)
+        if DOT == tl.float16:
             don += tl.dot(tl.trans(x), half) * most
-            gradient = tl.dot(half, tl.trans(on)) * (most * size)
-            de = half.to(tl.float32) * most
         else:
-            half = de.to(DOT)
             don = tl.dot(tl.trans(x), half, don, input_precision=PRECISION)
-            gradient = tl.dot(half, tl.trans(on), input_precision=PRECISION)
-            de = half.to(tl.float32)
+        gradient = tl.dot(half, tl.trans(on), input_precision=PRECISION) * (most * size)
+        de = half.to(tl.float32) * most
         # A column to spare holds ones: its sum is the gradient of the bias.
         right = tl.where(rank[None, :] == S, 1.0, e) if SPARE else e
         dc = tl.dot(tl.trans(above), right.to(DOT), dc, input_precision=PRECISION)

@@ -23,13 +23,13 @@ MOST = 4096
 
 _T = TypeVar("_T")
 
-# What they ask of a launch is NVIDIA's.
-_HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
+# What the kernels ask of a launch is NVIDIA's.
+_AVAILABLE = find_spec("triton") is not None and torch.version.hip is None
 
 
 def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> bool:
     """Whether the kernels take queries `[B, H, n, p]`, outputs of this width and scores of this rank."""
-    if not _HAS_TRITON or query.device.type not in devices or query.dtype == torch.float64 or query.numel() == 0:
+    if not _AVAILABLE or query.device.type not in devices or query.dtype == torch.float64 or query.numel() == 0:
         return False
     largest, is_single = LARGEST, query.dtype == torch.float32
     if query.device.type == "cuda":
@@ -47,7 +47,7 @@ def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, de
     if lam.shape != energy.shape[2:] or product.shape != lam.shape[:1] or tokens.shape != energy.shape[:1]:
         return False
     here = energy.device.type in devices and energy.device == lam.device and energy.dtype == torch.float32
-    return here and _HAS_TRITON and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
+    return here and _AVAILABLE and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
 
 
 class _Chip(NamedTuple):
@@ -204,19 +204,9 @@ def primal_fold(
 
 
 @primal_fold.register_fake
-def _(
-    pair: Tensor,
-    sample: Tensor | None,
-    w_e: Tensor,
-    w_r: Tensor,
-    c_e: Tensor,
-    c_r: Tensor,
-    bias: Tensor | None,
-    keep: Tensor | None,
-    parts: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(pair: Tensor, sample: Tensor | None, w_e: Tensor, w_r: Tensor, c_e: Tensor, *others: Any) -> tuple[Tensor, ...]:
     batch, n, _, heads, p = pair.shape
-    s, v = w_e.shape[-1], c_e.shape[-2]
+    s, v, parts = w_e.shape[-1], c_e.shape[-2], others[-1]
 
     def empty(*shape: int) -> Tensor:
         return pair.new_empty(shape, dtype=torch.float32)
@@ -280,21 +270,7 @@ def primal_fold_backward(
 
 
 @primal_fold_backward.register_fake
-def _(
-    pair: Tensor,
-    sample: Tensor | None,
-    w_e: Tensor,
-    w_r: Tensor,
-    c_e: Tensor,
-    c_r: Tensor,
-    keep: Tensor | None,
-    on: Tensor,
-    above: Tensor,
-    don: Tensor | None,
-    dproduct: Tensor | None,
-    denergy: Tensor | None,
-    bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(pair: Tensor, sample: Tensor | None, w_e: Tensor, w_r: Tensor, c_e: Tensor, *_: Any) -> tuple[Tensor, ...]:
     def empty(*shape: int) -> Tensor:
         return pair.new_empty(shape, dtype=torch.float32)
 
