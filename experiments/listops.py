@@ -50,25 +50,26 @@ def draw(source: random.Random) -> Iterator[Sample]:
     chance, bits = source.random, source.getrandbits
     tokens = bytearray()
 
-    def below(limit: int, width: int) -> int:
+    def below(limit: int) -> int:
         # What choice and randint of the standard library draw, without their detours.
+        width = limit.bit_length()
         drawn = bits(width)
         while drawn >= limit:
             drawn = bits(width)
         return drawn
 
     def digit() -> int:
-        drawn = below(10, 4)
+        drawn = below(10)
         tokens.append(1 + drawn)
         return drawn
 
     def operation(depth: int) -> int:
         place = len(tokens)
         tokens.append(END)
-        count = 2 + below(MAX_PARTS - 1, 4)
+        count = 2 + below(MAX_PARTS - 1)
         deeper = depth + 1 < MAX_DEPTH
         parts = [operation(depth + 1) if deeper and chance() <= LIST_SHARE else digit() for _ in range(count)]
-        kind = below(4, 3)
+        kind = below(len(OPERATIONS))
         tokens[place] = FIRST_OPERATION + kind
         tokens.append(END)
         return value_of(kind, parts)

@@ -20,14 +20,14 @@ def quiet(line):
     pass
 
 
-def plain_trees(seed):
+def plain_trees(seed, most_parts=10, max_depth=10, shortest=501, longest=1_999):
     """The generator as it is told: nested lists, the standard library's draws, no shortcut."""
     source = random.Random(seed)
 
     def tree(depth):
-        if (source.random() if depth < 10 else 1) > 0.25:
+        if (source.random() if depth < max_depth else 1) > 0.25:
             return source.choice(range(10))
-        parts = [tree(depth + 1) for _ in range(source.randint(2, 10))]
+        parts = [tree(depth + 1) for _ in range(source.randint(2, most_parts))]
         return [source.choice(["MIN", "MAX", "MED", "SM"]), *parts]
 
     def symbols(node):
@@ -37,7 +37,7 @@ def plain_trees(seed):
 
     while True:
         found = symbols(tree(1))
-        if 500 < len(found) < 2000:
+        if shortest <= len(found) <= longest:
             yield found
 
 
@@ -73,6 +73,16 @@ def test_listops_draws_what_the_plain_generator_draws():
         symbols = next(told)
         assert named(tokens) == symbols
         assert value == stack_value(symbols)
+
+
+@pytest.mark.parametrize("most_parts", [2, 3, 5, 9, 17, 18, 40])
+def test_listops_draws_any_number_of_parts(most_parts, monkeypatch):
+    sizes = {"max_depth": 4, "shortest": 3, "longest": 300}
+    for name, value in {"MAX_PARTS": most_parts, **{name.upper(): value for name, value in sizes.items()}}.items():
+        monkeypatch.setattr(listops, name, value)
+    ours, told = listops.draw(random.Random("parts")), plain_trees("parts", most_parts, **sizes)
+    for _ in range(60):
+        assert named(next(ours)[0]) == next(told)
 
 
 def test_listops_values_and_shares():

@@ -185,10 +185,6 @@ class KernelSVD(_Base):
             )
         lift_left, lift_right = (side[:, alive] / sigma[alive].sqrt() for side in (vh.mT, u))
         a, b = torch.from_numpy(across) @ lift_left, torch.from_numpy(down) @ lift_right
-        if not alive.any():
-            raise InvalidArgument(
-                "the kernel is zero at all landmarks, so nothing can be told of it; raise n_landmarks"
-            )
         left, values, right = ksvd.ksvd(a, b)
         self._keep(left, values, right, lift_left @ (b.mT @ right), lift_right @ (a.mT @ left))
 
