@@ -14,7 +14,8 @@ from torch.nn.functional import multi_head_attention_forward as whole_attention
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
 from torch.nn.utils import parametrizations, prune
 
-from heedful import CorruptModel, InvalidArgument, Unsupported, attend
+from heedful import CorruptModel, InvalidArgument, Sigmoid, Unsupported, attend
+from heedful.bridges.transformers import use
 from heedful.lens import Observation, observe
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -130,8 +131,41 @@ def test_attention_functions_of_others(registered):
     assert record.causal
     torch.testing.assert_close(record.weights @ record.values, record.outputs)
     model.set_attn_implementation("untold_one")
-    with pytest.raises(Unsupported, match="attends by 'untold_one', which is not softmax attention"):
+    with pytest.raises(
+        Unsupported, match=r"attends by 'untold_one', which is not softmax .*no weights; set_attn.*'eager'"
+    ):
         observe(model, x)
+
+
+@torch.no_grad()
+def test_a_model_in_eager_is_not_sent_to_eager(monkeypatch):
+    from transformers.models.bert import modeling_bert
+
+    def doubled(*args, plain=modeling_bert.eager_attention_forward, **options):
+        output, weights = plain(*args, **options)
+        return 2 * output, weights
+
+    model = bert()
+    model.set_attn_implementation("eager")
+    monkeypatch.setattr(modeling_bert, "eager_attention_forward", doubled)
+    with pytest.raises(Unsupported, match=r"attends by 'eager', .*returns weights that do not give its output$"):
+        observe(model, {"input_ids": IDS})
+
+
+@pytest.mark.parametrize(
+    "marks", [(5, 7), [5, 7], {5, 7}, torch.tensor([5, 7]), [5, None, 7], range(5, 8, 2)], ids=repr
+)
+def test_marks_in_any_collection_are_special(marks):
+    model = bert()
+    model.config.__dict__["eos_token_id"] = marks
+    special = observe(model, {"input_ids": torch.tensor([[5, 6, 7, 8]])}).special
+    assert special.tolist() == [[True, False, True, False]]
+
+
+@torch.no_grad()
+def test_what_use_returns_is_observed():
+    seen = observe(use(bert(), Sigmoid()), {"input_ids": IDS})
+    assert isinstance(seen[0].kernel, Sigmoid)
 
 
 class Imported(nn.Module):

@@ -210,14 +210,20 @@ def of_interface(
     if (given.get("dropout") and module.training) or agrees(call):
         return call
     others = [replace(call, causal=not causal)] if mask is None and query.shape[-2] == key.shape[-2] else []
+    sink = next((given[name] for name in ("s_aux", "sinks") if isinstance(given.get(name), Tensor)), None)
+    if sink is not None and sink.numel() == query.shape[1]:
+        others.append(replace(call, weights=_with_sink(call, sink, scaling), kernel=None))
     if isinstance(result[1], Tensor) and result[1].shape == (*query.shape[:3], key.shape[2]):
         others.insert(0, replace(call, weights=result[1], kernel=None))
     for other in others:
         if agrees(other):
             return other
+    passed = f" ({', '.join(foreign)})" if foreign else ""
+    returned = "returns weights that do not give its output" if isinstance(result[1], Tensor) else "returns no weights"
+    next_step = "" if implementation == "eager" else "; set_attn_implementation('eager') may help"
     raise Unsupported(
-        f"{type(module).__name__} attends by {implementation!r}, which is not softmax attention of its queries and keys"
-        f"{f' ({chr(44).join(foreign)})' if foreign else ''} and returns no weights; set_attn_implementation('eager') may help"
+        f"{type(module).__name__} attends by {implementation!r}, which is not softmax attention of its queries and keys{passed} "
+        f"and {returned}{next_step}"
     )
 
 
@@ -233,6 +239,21 @@ def _by_eager(eager: Callable[..., Any], module: nn.Module, call: Watched, given
     shown = call.bias if shown is None else shown if call.bias is None else shown + call.bias
     weights: Tensor = eager(module, query, key, call.value, shown, dropout=0.0, **given)[1]
     return weights if seen is None else torch.where(seen.any(dim=-1, keepdim=True), weights, 0.0)
+
+
+def _with_sink(call: Watched, sink: Tensor, scaling: float | None) -> Tensor:
+    """Softmax weights beside one more logit for each head, which takes its share and has no value: rows sum to less than 1."""
+    assert call.query is not None
+    assert call.key is not None
+    seen = lower_right(call.query, call.key) if call.causal else call.mask
+    scale = call.query.shape[-1] ** -0.5 if scaling is None else scaling
+    key = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    scores = (call.query @ key.mT).to(dtype) * scale
+    scores = scores if call.bias is None else scores + call.bias
+    scores = scores if seen is None else scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    logits = sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, logits), dim=-1).softmax(dim=-1)[..., :-1].to(call.query.dtype)
 
 
 def grid(mask: Any, query: Tensor, key: Tensor, implementation: str, module: nn.Module) -> Tensor | None:

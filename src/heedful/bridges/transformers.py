@@ -7,7 +7,9 @@ function together with a mask function, so padding, packing, sliding windows and
 >>> from heedful import Gaussian
 >>> from heedful.bridges.transformers import restore, use, used
 >>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
->>> model = use(BertModel(config).eval(), Gaussian(2.0))
+>>> model = BertModel(config).eval()
+>>> use(model, Gaussian(2.0), layers=[1])
+Placement(Gaussian(bandwidth=2.0, normalize=True) in BertModel: 1 of 2 attention modules)
 >>> used(model)
 Gaussian(bandwidth=2.0, normalize=True)
 >>> used(restore(model)) is None
@@ -16,22 +18,21 @@ True
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from inspect import unwrap
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from heedful._attend import attend
 from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+from heedful.bridges._sites import Layers, select
 from heedful.kernels import Kernel, Softmax
 from heedful.nn import KernelParameters
 from heedful.ops import IMPLEMENTATIONS
 
-__all__ = ["restore", "use", "used"]
+__all__ = ["Placement", "restore", "use", "used"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -42,9 +43,55 @@ NAME, COMPLETE = "heedful", "heedful_complete"
 FOREIGN = ("softcap", "s_aux", "sinks", "indices", "block_indices", "block_table", "cache", "head_mask")
 
 
+@dataclass(frozen=True, repr=False)
+class Placement(Generic[Model]):
+    """What `use` did: a kernel in a model, the attention it changed and the attention it left.
+
+    Calls and attributes go on to the model. As a context manager it gives the model and restores it at the end.
+
+    Attributes:
+        model: the model, changed in place.
+        kernel: the kernel as it was given.
+        changed: names of the modules that attend with it.
+        left: names of all other attention in the model: softmax as before, or of another kind, as linear attention.
+    """
+
+    model: Model
+    kernel: Kernel
+    changed: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Without a model yet, as while it is unpickled, and for Python's own protocols there is nothing to go on to.
+        if name.startswith("__") or "model" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.model, name)
+
+    def __enter__(self) -> Model:
+        return self.model
+
+    def __exit__(self, *error: object) -> None:
+        restore(self.model)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The kernel and the names; JSON types alone."""
+        return {"kernel": self.kernel.to_dict(), "changed": list(self.changed), "left": list(self.left)}
+
+    def __repr__(self) -> str:
+        count = f"{len(self.changed)} of {len(self.changed) + len(self.left)} attention modules"
+        return f"Placement({self.kernel!r} in {type(self.model).__name__}: {count})"
+
+    def __str__(self) -> str:
+        left = f"\nleft:    {', '.join(self.left)}" if self.left else ""
+        return f"{self!r}\nchanged: {', '.join(self.changed)}{left}"
+
+
 def use(
-    model: Model, kernel: Kernel | None = None, *, impl: str = "auto", layers: Sequence[int] | None = None
-) -> Model:
+    model: Model, kernel: Kernel | None = None, *, impl: str = "auto", layers: Layers | None = None
+) -> Placement[Model]:
     r"""Puts a kernel into a Hugging Face model: its attention becomes $y_i = \sum_j \kappa(q_i, k_j)\, v_j$.
 
     Args:
@@ -53,10 +100,14 @@ def use(
             (those that require grad) or buffers of `model.heedful_kernel`, so they are trained and moved with it. To keep a
             trained kernel, save it beside the model: `used(model).save_pretrained(folder)`.
         impl: as in `attend`.
-        layers: the layers to change, counted by the first number in a module's name; the others keep softmax attention.
+        layers: the layers to change; the others keep softmax attention. A number is that of a layer of the text model where
+            there is one beside others (a vision tower's layers have numbers too), and of encoder and decoder alike where both
+            are one model's; it is the first number in a module's name. A string is a pattern (`fnmatch`) of a module's name or
+            of one it lies in: `"vision_model.*"`, `"decoder.layers.3"`. An entry that would change nothing is refused.
 
     Returns:
-        The same model. `restore` undoes the call; a second `use` replaces the first.
+        A `Placement` with the names of the modules that were `changed` and of the attention that was `left`; it can be called
+        like the model. `restore` undoes the call, as does leaving `with use(...) as model:`; a second `use` replaces the first.
 
     `output_attentions=True` returns the coefficients that combine the values (before dropout), at the price of writing
     them out. A query that may attend to nothing, as a padded one, gives zeros where eager attention gives a mean.
@@ -65,7 +116,9 @@ def use(
     >>> from transformers import BertConfig, BertModel
     >>> from heedful import Gaussian
     >>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
-    >>> model = use(BertModel(config), Gaussian(torch.nn.Parameter(torch.ones(3))))
+    >>> model = BertModel(config)
+    >>> use(model, Gaussian(torch.nn.Parameter(torch.ones(3))), layers="encoder.layer.0").changed
+    ('encoder.layer.0.attention.self',)
     >>> [name for name, _ in model.named_parameters() if "heedful" in name]
     ['heedful_kernel.bandwidth']
     >>> model(torch.tensor([[5, 7, 11]])).last_hidden_state.shape
@@ -76,13 +129,14 @@ def use(
     except ImportError:
         raise MissingExtra("transformers", "hf") from None
     kernel = Softmax() if kernel is None else kernel
+    model = bare(model)
     if not isinstance(model, PreTrainedModel):
         raise InvalidArgument(f"use: model must be a transformers PreTrainedModel; got {type(model).__name__}")
     if not isinstance(kernel, Kernel):
         raise InvalidArgument(f"use: kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise InvalidArgument(f"use: impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
-    chosen = _chosen(model, layers)
+    changed, left = select(model, layers)
     held = _Held(kernel, impl)
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     own = {id(config) for part in _holding(model) for config, _ in part.heedful_kernel.formerly}
@@ -98,14 +152,14 @@ def use(
     held.formerly = [(config, config._attn_implementation_internal) for config in configs]
     for config in configs:
         config._attn_implementation_internal = NAME if all(part._supports_sdpa for part in parts) else COMPLETE
-    for module in chosen:
+    for module in changed.values():
         # Not as an attribute: torch would list the kernel's parameters once per layer.
         module.__dict__["_heedful"] = held
     model.heedful_kernel = held
-    return model
+    return Placement(model, kernel, tuple(changed), tuple(left))
 
 
-def restore(model: Model) -> Model:
+def restore(model: Model | Placement[Model]) -> Model:
     """Undoes `use`: every config and module as it was before, whatever number of times `use` was called.
 
     >>> from transformers import BertConfig, BertModel
@@ -115,6 +169,7 @@ def restore(model: Model) -> Model:
     >>> restore(use(model)).config._attn_implementation == before
     True
     """
+    model = bare(model)
     for part in _holding(model):
         held = part.heedful_kernel
         for config, implementation in held.formerly:
@@ -126,7 +181,7 @@ def restore(model: Model) -> Model:
     return model
 
 
-def used(model: nn.Module) -> Kernel | None:
+def used(model: nn.Module | Placement[Any]) -> Kernel | None:
     """The kernel this model attends with, its tensors as training has left them; None where `use` was not called on it.
 
     >>> from transformers import BertConfig, BertModel
@@ -135,7 +190,7 @@ def used(model: nn.Module) -> Kernel | None:
     >>> used(use(BertModel(config), Sigmoid(bias=-1.0)))
     Sigmoid(bias=-1.0)
     """
-    held = getattr(model, "heedful_kernel", None)
+    held = getattr(bare(model), "heedful_kernel", None)
     if not isinstance(held, _Held):
         return None
     # set_attn_implementation called after `use` takes the kernel out of use.
@@ -262,44 +317,9 @@ def _asks_for_weights(module: nn.Module, given: dict[str, Any]) -> bool:
     return bool(asked) or any("attentions" in key for key in collected or ())
 
 
-def _chosen(model: Any, layers: Sequence[int] | None) -> list[nn.Module]:
-    """The modules that call the attention interface, in these layers; refuses attention computed any other way."""
-    name_of_model = type(model).__name__
-    why = "; heedful reaches attention that goes through transformers' AttentionInterface only"
-    for part in model.modules():
-        if hasattr(part, "_can_set_attn_implementation") and not part._can_set_attn_implementation():
-            raise Unsupported(f"{type(part).__name__} computes its attention by itself{why}")
-    calling = {name: module for name, module in model.named_modules() if _calls_interface(type(module))}
-    if not calling:
-        raise Unsupported(f"{name_of_model} has no attention that can be replaced{why}")
-    known = {number for number in map(_layer, calling) if number is not None}
-    if layers is not None and (not isinstance(layers, Sequence) or not layers or not set(layers) <= known):
-        raise InvalidArgument(
-            f"layers must be among {sorted(known)} of this {name_of_model}, one or more; got {layers!r}"
-        )
-    own = {
-        type(module).__name__
-        for name, module in model.named_modules()
-        if "Attention" in type(module).__name__
-        and (layers is None or _layer(name) in layers)
-        and not any(_calls_interface(type(inner)) for inner in module.modules())
-    }
-    if own:
-        raise Unsupported(
-            f"{name_of_model} computes part of its attention by itself, in {', '.join(sorted(own))}{why}. "
-            "layers=[...] changes those layers alone that have none of it"
-        )
-    return [module for name, module in calling.items() if layers is None or _layer(name) in layers]
-
-
-def _calls_interface(cls: type[nn.Module]) -> bool:
-    code = getattr(unwrap(cls.forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
-
-
-def _layer(name: str) -> int | None:
-    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
-    return int(number[1]) if number else None
+def bare(model: Model | Placement[Model]) -> Model:
+    """The model itself, also where the result of `use` is given."""
+    return model.model if isinstance(model, Placement) else model
 
 
 def _holding(model: nn.Module) -> list[Any]:

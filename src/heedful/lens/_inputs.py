@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from inspect import Parameter, signature
 from typing import Any
@@ -95,14 +95,21 @@ def _tokenized(model: nn.Module, texts: list[str], tokenizer: Any) -> dict[str, 
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         # A decoder must read something; its start says least.
-        marks = (getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "pad"))
-        start = next((mark for mark in marks if mark is not None), None)
+        start = next((mark for name in ("decoder_start", "bos", "pad") for mark in _marks(config, name)), None)
         if start is None:
             raise InvalidArgument(
                 "the config names no token to start the decoder with; give decoder_input_ids yourself"
             )
         named["decoder_input_ids"] = torch.full((len(texts), 1), start, device=device)
     return named
+
+
+def _marks(config: Any, name: str) -> list[int]:
+    """The tokens that a config gives for one purpose: none, one or several, whatever holds them."""
+    given = getattr(config, f"{name}_token_id", None)
+    several = given.tolist() if isinstance(given, Tensor) else given
+    several = list(several) if isinstance(several, Collection) else [several]
+    return [mark for mark in several if mark is not None]
 
 
 def _valid(tensors: dict[str, Tensor], prefix: str) -> Tensor | None:
@@ -122,7 +129,6 @@ def _tokens(model: nn.Module, ids: Tensor, tokenizer: Any) -> Tokens:
     else:
         strings = tuple(tuple(map(str, row)) for row in ids.tolist())
         config = getattr(model, "config", None)
-        known = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls", "sep"))
-        marks = {one for mark in known if mark is not None for one in (mark if isinstance(mark, list) else [mark])}
+        marks = {mark for name in ("bos", "eos", "pad", "cls", "sep") for mark in _marks(config, name)}
     special = torch.isin(ids, torch.tensor(sorted(marks), dtype=ids.dtype))
     return Tokens(strings, special, valid)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, InvalidArgument, Unsupported
 from heedful._pretrained import located
+from heedful.bridges.transformers import bare
 from heedful.bridges.watch import Run, watch
 from heedful.kernels import Kernel
 from heedful.lens._inputs import read_inputs
@@ -183,6 +184,7 @@ def observe(
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
     if not keep or not set(keep) <= set(KEEP):
         raise InvalidArgument(f"keep must name some of {', '.join(KEEP)}; got {keep!r}")
+    model = bare(model)
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"observe: model must be a torch.nn.Module; got {type(model).__name__}")
     if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
