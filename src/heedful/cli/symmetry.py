@@ -111,7 +111,10 @@ def symmetry(
     batched: Annotated[
         bool | None, typer.Option("--batched/--unbatched", help="Whether it takes (1, n, d).", show_default="modules do")
     ] = None,
-    invariant: Annotated[bool, typer.Option("--invariant", help="Test f(moved X) = f(X) instead.")] = False,
+    output: Annotated[
+        str, typer.Option("--output", help="How the output moves: rows, matrix (d x d, as a covariance), scalar (not at all).")
+    ] = "rows",
+    invariant: Annotated[bool, typer.Option("--invariant", help="The same as --output scalar.")] = False,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -120,14 +123,20 @@ def symmetry(
     Vectors X (n, d) go in and vectors come out, in torch or numpy. A function
     without arguments is called first, and what it returns is tested.
 
-    Exit code 0: described, or every symmetry demanded by --group holds.
+    Exit code 0: described, or every symmetry demanded by --group holds, be
+    it weakly (within a tolerance above 1 %, which the verdict says).
     1: one of them is broken. 2: it could not be tested, or is undecided.
     """
     from heedful.lens.symmetry import audit
 
+    if output not in ("rows", "matrix", "scalar"):
+        raise InvalidArgument(f"--output must be rows, matrix or scalar; got {output!r}")
+    if invariant and output == "matrix":
+        raise InvalidArgument("--invariant means --output scalar, and --output matrix was given as well; give one")
     options: dict[str, Any] = {"checks": group} if group else {}
     found = audit(find(target), d=d, k=k, n=_numbers(n), trials=trials, tol="auto" if tol is None else tol,
-                  dtype=_dtype(dtype), batched=batched, invariant=invariant, seed=seed, **options)  # fmt: skip
+                  dtype=_dtype(dtype), batched=batched, output=output,  # type: ignore[arg-type]
+                  invariant=invariant, seed=seed, **options)  # fmt: skip
     if group and found.refused:
         raise InvalidArgument(next(iter(found.refused.values())))
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))

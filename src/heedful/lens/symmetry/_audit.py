@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -13,15 +14,16 @@ import torch
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful.lens._plot import axes
 from heedful.lens.symmetry._call import Function, Roles
+from heedful.lens.symmetry._inputs import Sampler, check_tokens
 from heedful.lens.symmetry._moves import GROUPS, Group
 from heedful.lens.symmetry._report import Report, SymmetryBroken
 from heedful.lens.symmetry._roles import known_roles
+from heedful.lens.symmetry._trial import Output
 from heedful.lens.symmetry.equivariance import (
-    Sampler,
     check_equivariance,
     check_numbers,
+    check_output,
     check_permutation,
-    check_tokens,
     check_tolerance,
 )
 from heedful.lens.symmetry.information import InformationReport, check_finite_information
@@ -42,7 +44,7 @@ class Audit:
     name: str
     d: int
     k: int
-    invariant: bool
+    output: str
     reports: dict[str, Report | InformationReport] = field(repr=False)
     refused: dict[str, str]
 
@@ -55,8 +57,11 @@ class Audit:
     def conclusion(self) -> str:
         """What the embedding and position symmetries mean together."""
         embedding, position = self._holds("O"), self._holds("position")
-        if self.invariant or "O" not in self.reports or "position" not in self.reports:
+        if self.output != "rows" or "O" not in self.reports or "position" not in self.reports:
             return ""
+        weak = [check for check in ("O", WITH_PARAMETERS, "position") if check in self.weak]
+        if weak:
+            return f"nothing is concluded, for rounding may hide what breaks the symmetry: weak are {', '.join(weak)}"
         vectors = "tokens and knowledge" if self.k else "tokens"
         ending = ": a form of attention (Prop. 3.2)" if position else ", but the order of tokens matters"
         if embedding:
@@ -69,12 +74,17 @@ class Audit:
             return "f treats tokens alike, but its coordinates mean something: they cannot be turned by themselves"
         return ""
 
+    @property
+    def weak(self) -> tuple[str, ...]:
+        """The checks that hold within a tolerance too wide to conclude from."""
+        return tuple(check for check, report in self.reports.items() if isinstance(report, Report) and report.weak)
+
     def _holds(self, check: str) -> bool:
         return check in self.reports and self.reports[check].passed
 
     def to_dict(self) -> dict[str, Any]:
         reports = {check: report.to_dict() for check, report in self.reports.items()}
-        return {"name": self.name, "d": self.d, "k": self.k, "invariant": self.invariant, "passed": self.passed, "conclusion": self.conclusion,
+        return {"name": self.name, "d": self.d, "k": self.k, "output": self.output, "passed": self.passed, "weak": list(self.weak), "conclusion": self.conclusion,
                 "reports": reports, "refused": dict(self.refused)}  # fmt: skip
 
     def raise_if_failed(self) -> None:
@@ -89,9 +99,7 @@ class Audit:
         shown = {check: r for check, r in reversed(self.reports.items()) if isinstance(r, Report)}
         sizes = [min(max(r.largest, 1e-18), 10.0) for r in shown.values()]
         colors = ["tab:blue" if r.passed else "tab:orange" for r in shown.values()]
-        bars = ax.barh(
-            [f"{check} ({'holds' if r.passed else 'broken'})" for check, r in shown.items()], sizes, color=colors
-        )
+        bars = ax.barh([f"{check} ({r.outcome})" for check, r in shown.items()], sizes, color=colors)
         told = [
             "" if r.largest <= 10 else f"{r.largest:.2g}" if isfinite(r.largest) else "not finite"
             for r in shown.values()
@@ -111,15 +119,22 @@ class Audit:
                 told = "any tried" if report.passed else report.verdict.split("BROKEN")[1].lstrip(",; ")
                 lines.append(f"  {'length':<10} {'':<24} {'holds' if report.passed else 'BROKEN':<9} {told}")
                 continue
-            verdict = "holds" if report.passed else "BROKEN" if report.deterministic else "random"
+            verdict = "BROKEN" if report.outcome == "broken" else report.outcome
             name = check if report.symmetry == "embedding" else report.group
             failed = f"{report.failures}/{report.trials}"
             lines.append(
                 f"  {report.symmetry:<10} {name:<24} {verdict:<9} {failed:<8} {report.largest:<14.2g} {report.bound:.2%}"
             )
+        first = next((r for r in self.reports.values() if isinstance(r, Report)), None)
+        if first is not None:
+            lines += wrap(f"inputs: {first.sample}", 98, initial_indent="  ", subsequent_indent="    ")
         lines += [f"  {check:<35} not tested: {why}" for check, why in self.refused.items()]
-        notes = [(check, note) for check, r in self.reports.items() if isinstance(r, Report) for note in r.notes]
-        lines += [f"  note on {check}: {note}" for check, note in notes]
+        notes: dict[str, list[str]] = {}
+        for check, report in self.reports.items():
+            for note in report.notes if isinstance(report, Report) else ():
+                notes.setdefault(note, []).append(check)
+        for note, which in notes.items():
+            lines += wrap(f"note on {', '.join(which)}: {note}", 98, initial_indent="  ", subsequent_indent="    ")
         lines += [self.conclusion] if self.conclusion else []
         examples = [r for r in self.reports.values() if isinstance(r, Report) and r.counterexample is not None]
         for report in examples[:1]:
@@ -137,6 +152,7 @@ def audit(
     k: int = 0,
     checks: Sequence[str] = CHECKS,
     roles: Roles | Literal["auto"] | None = "auto",
+    output: Output = "rows",
     invariant: bool = False,
     trials: int = 100,
     sampler: Sampler | None = None,
@@ -169,6 +185,7 @@ def audit(
     check_numbers(d=d, k=k + 1, trials=trials)
     check_tokens(n, 1)
     check_tolerance(tol)
+    output = check_output(output, invariant)
     moving: Roles = {}
     if roles == "auto" and isinstance(f, torch.nn.Module):
         try:
@@ -178,7 +195,7 @@ def audit(
     elif roles not in (None, "auto"):
         moving = roles  # type: ignore[assignment]
     same: dict[str, Any] = {"d": d, "k": k, "dtype": dtype, "batched": batched, "arguments": arguments}
-    shared: dict[str, Any] = same | {"n": n, "invariant": invariant, "trials": trials, "sampler": sampler, "tol": tol,
+    shared: dict[str, Any] = same | {"n": n, "output": output, "trials": trials, "sampler": sampler, "tol": tol,
                                      "seed": seed}  # fmt: skip
     jobs: dict[str, Callable[[], Report | InformationReport]] = {}
     for check in checks:
@@ -200,4 +217,4 @@ def audit(
     if not reports:
         raise InvalidArgument(next(iter(refused.values())))
     name = next(iter(reports.values())).name
-    return Audit(name, d, k, invariant, reports, refused)
+    return Audit(name, d, k, output if isinstance(output, str) else "callable", reports, refused)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from inspect import signature
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class Callee:
                 self._numpy = True
         self._probed = True
         found = self._tensor(out)
-        return found[0] if self.batched and found.dim() > 1 else found
+        return found[0] if self.batched and found.shape[:1] == (1,) else found
 
     def _state(self, moves: tuple[Move, ...]) -> dict[str, Tensor]:
         assert self.module is not None
@@ -148,8 +149,10 @@ class Callee:
         while isinstance(out, tuple | list) and out:
             out = out[0]
         if not isinstance(out, Tensor):
-            if out is None or not hasattr(out, "__array__"):
-                raise InvalidArgument(f"{self.name} must return a tensor or an array; got {type(out).__name__}")
+            if not isinstance(out, Real) and not hasattr(out, "__array__"):
+                raise InvalidArgument(
+                    f"{self.name} must return a tensor, an array or a number; got {type(out).__name__}"
+                )
             out = torch.from_numpy(np.array(out))
         if out.is_complex():
             raise InvalidArgument(f"{self.name} returns complex numbers; return real ones, as in torch.view_as_real")
@@ -167,7 +170,8 @@ def undisturbed(f: Any) -> Iterator[None]:
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        # What overflows is reported by the check itself.
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), np.errstate(all="ignore"):
             if modules:
                 f.eval()
             yield

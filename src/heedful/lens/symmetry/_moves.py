@@ -46,6 +46,10 @@ class Move(ABC):
         """The knowledge, moved back."""
         return self.undo(rows)
 
+    def matrix(self, out: Tensor) -> Tensor:
+        """A matrix `[..., d, d]` that belongs to the tokens, as their covariance; translations and orders leave it."""
+        return out
+
     @cached_property
     def determinant(self) -> int | None:
         """+1 or -1 where the element has one."""
@@ -64,6 +68,9 @@ class Turn(Move):
     @cached_property
     def determinant(self) -> int:
         return 1 if float(torch.linalg.det(self.data)) > 0 else -1
+
+    def matrix(self, out: Tensor) -> Tensor:
+        return self.data @ out @ self.data.mT
 
     def inverse(self) -> Turn:
         """The element that undoes this one."""

@@ -23,6 +23,9 @@ ROWS, COLUMNS = 6, 16
 # The same for JSON.
 LISTED = 4096
 
+# A tolerance above this says little.
+WEAK = 0.01
+
 
 class SymmetryBroken(HeedfulError, AssertionError):
     """Raised by `raise_if_failed`; the message is the report."""
@@ -84,7 +87,10 @@ class Report:
     Attributes:
         symmetry: `embedding` (the group acts on vectors) or `position` (the order of tokens changes).
         errors: the relative error of every trial, inf where an output was not finite.
+        output: how the output was to move: `rows`, `matrix`, `scalar`, or the name of a function.
+        lengths: the numbers of tokens that were tried; `inputs`: how many inputs of each kind.
         noise: the largest error that rounding alone made; `tolerance`: the largest error that was let pass.
+        weak: passed, but with a tolerance above 1 %, or on outputs that are nothing beside their inputs: conclude nothing.
         bound: the 95 % upper bound on the probability that a random input fails (Clopper & Pearson).
         deterministic: whether two equal calls gave equal outputs; where not, nothing can be concluded, and `passed` is False.
         moved: the parameters that moved with the embedding, by role.
@@ -95,13 +101,17 @@ class Report:
     symmetry: str
     group: str
     d: int
+    output: str
     errors: tuple[float, ...] = field(repr=False)
     failures: int
     noise: float
     tolerance: float
+    weak: bool
     bound: float
     components: tuple[Component, ...]
     deterministic: bool
+    lengths: tuple[int, ...]
+    inputs: dict[str, int]
     moved: dict[str, str] = field(repr=False)
     notes: tuple[str, ...]
     counterexample: Counterexample | None = field(repr=False)
@@ -110,6 +120,19 @@ class Report:
     def passed(self) -> bool:
         """No trial failed, and the function is deterministic."""
         return self.failures == 0 and self.deterministic
+
+    @property
+    def sample(self) -> str:
+        """The lengths and kinds of inputs in words."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.inputs.items())
+        return f"n = {', '.join(map(str, self.lengths))}; {kinds}"
+
+    @property
+    def outcome(self) -> str:
+        """`holds`, `weak`, `broken` or `random`."""
+        if not self.deterministic:
+            return "random"
+        return "broken" if self.failures else "weak" if self.weak else "holds"
 
     @property
     def trials(self) -> int:
@@ -134,13 +157,14 @@ class Report:
             return f"{self.name}: {what}: UNDECIDED, two equal calls differ"
         if self.failures:
             return f"{self.name}: {what}: BROKEN in {self.failures} of {self.trials} trials"
-        return f"{self.name}: {what}: HOLDS in {self.trials} trials (fails on at most {self.bound:.2%} of inputs, 95 % sure)"
+        holds = "HOLDS WEAKLY" if self.weak else "HOLDS"
+        return f"{self.name}: {what}: {holds} in {self.trials} trials (fails on at most {self.bound:.2%} of inputs, 95 % sure)"
 
     def to_dict(self) -> dict[str, Any]:
         example = None if self.counterexample is None else self.counterexample.to_dict()
         return {
-            "name": self.name, "symmetry": self.symmetry, "group": self.group, "d": self.d, "passed": self.passed,
-            "trials": self.trials, "failures": self.failures, "bound": self.bound, "largest": number(self.largest),
+            "name": self.name, "symmetry": self.symmetry, "group": self.group, "d": self.d, "output": self.output,
+            "passed": self.passed, "weak": self.weak, "lengths": list(self.lengths), "inputs": dict(self.inputs), "trials": self.trials, "failures": self.failures, "bound": self.bound, "largest": number(self.largest),
             "median": number(self.quantile(0.5)), "q95": number(self.quantile(0.95)), "noise": number(self.noise),
             "tolerance": number(self.tolerance), "components": [part.to_dict() for part in self.components],
             "deterministic": self.deterministic, "moved": dict(self.moved), "notes": list(self.notes),
@@ -175,6 +199,7 @@ class Report:
             f"  median {self.quantile(0.5):.2g}, 95 % {self.quantile(0.95):.2g}, rounding alone {self.noise:.2g}, "
             f"tolerance {self.tolerance:.2g}, failure bound {self.bound:.2g}"
         )
+        lines.append(f"  inputs: {self.sample}")
         if self.moved:
             lines.append("  moved with the embedding: " + ", ".join(f"{n} ({r})" for n, r in self.moved.items()))
         lines += [f"  note: {note}" for note in self.notes]
@@ -189,12 +214,16 @@ def number(value: float) -> float | None:
 def _listed(tensor: Tensor) -> Any:
     if tensor.numel() > LISTED:
         return {"shape": list(tensor.shape), "norm": number(float(tensor.double().norm()))}
-    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
-        return tensor.tolist()
-    return [[number(v) for v in row] for row in torch.atleast_2d(tensor).flatten(0, -2).tolist()]
+    return _finite(tensor.tolist())
+
+
+def _finite(value: Any) -> Any:
+    return [_finite(one) for one in value] if isinstance(value, list) else number(value)
 
 
 def _shown(name: str, tensor: Tensor) -> str:
+    if tensor.dim() == 0:
+        return f"  {name} = {float(tensor) + 0.0:.6g}"
     if tensor.dim() > 2 or tensor.numel() > ROWS * COLUMNS or tensor.shape[-1] > COLUMNS:
         return f"  {name}: {' x '.join(map(str, tensor.shape))} numbers of norm {float(tensor.norm()):.4g}"
     rows = [f"[{', '.join(f'{v + 0.0:.4g}' for v in row)}]" for row in torch.atleast_2d(tensor).tolist()]

@@ -51,7 +51,7 @@ class Row:
 
     def cells(self) -> list[str]:
         """The table row."""
-        position = "holds" if self.position.passed else f"broken: {self.why}"
+        position = _told(self.position) if self.position.passed else f"broken: {self.why}"
         return [self.name, position, _told(self.moved), _told(self.held)]
 
 
@@ -102,7 +102,7 @@ def _row(call: Call, *, turn: bool) -> Row:
     moved = held = None
     if roles is not None:
         # A module that ends before the output projection returns heads, where nothing turns.
-        shared["invariant"] = not any(name.split(".")[0] in OUTWARD for name in roles)
+        shared["output"] = "rows" if any(name.split(".")[0] in OUTWARD for name in roles) else "scalar"
         moved = check_equivariance(call.module, roles=roles, trials=TURNS, **shared)
         held = check_equivariance(call.module, trials=TURNS, **shared)
     reasons = []
@@ -220,6 +220,10 @@ def _sentences(rows: list[Row], norms: list[tuple[str, int, Report]], places: li
         lines.append(
             "Embedding symmetry was not tested: the projections are not recognised, or the embedding is too wide."
         )
+    weak = [r for row in rows for r in (row.position, row.moved) if r is not None and r.weak]
+    if weak:
+        widest = max(report.tolerance for report in weak)
+        lines.append(f"{len(weak)} of these hold weakly: rounding hides errors up to {widest:.1%}.")
     for kind, number, report in norms:
         if report.passed:
             lines.append(f"{kind} ({number} times) commutes with rotations: its gains are all equal.")
@@ -234,6 +238,8 @@ def _sentences(rows: list[Row], norms: list[tuple[str, int, Report]], places: li
 def _told(report: Report | None) -> str:
     if report is None:
         return "not tested"
+    if report.weak:
+        return f"holds weakly, rounding hides errors up to {report.tolerance:.1%}"
     return "holds" if report.passed else f"broken, error {report.largest:.2g}"
 
 

@@ -12,7 +12,7 @@ from heedful._errors import HeedfulError
 from heedful.lens.symmetry._moves import Group, Move, Shuffle, reflection, simple, simple_orders
 
 if TYPE_CHECKING:
-    from heedful.lens.symmetry.equivariance import Trial
+    from heedful.lens.symmetry._trial import Trial
 
 Run = Callable[[Move, Tensor, Tensor | None], "Trial"]
 
@@ -70,7 +70,7 @@ def outside(trial: Trial) -> Tensor | None:
     rows = trial.x if trial.z is None else torch.cat((trial.x, trial.z))
     if trial.expected.shape[-1:] != rows.shape[-1:] or not bool(trial.expected.isfinite().all()):
         return None
-    out = torch.atleast_2d(trial.move.undo(trial.expected))
+    out = torch.atleast_2d(trial.move.undo(trial.expected)).flatten(0, -2)
     rest = out - out @ torch.linalg.pinv(rows) @ rows
     row = rest[rest.norm(dim=-1).argmax()]
     return row if float(row.norm()) > 1e-6 * float(out.norm()) else None

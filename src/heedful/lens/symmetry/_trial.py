@@ -1,0 +1,239 @@
+"""One trial: how far f is from commuting with a move, and how much of that its rounding explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from heedful._errors import InvalidArgument
+from heedful.lens.symmetry._call import Callee
+from heedful.lens.symmetry._inputs import EQUAL, GIVEN, NORMAL, WHOLE
+from heedful.lens.symmetry._moves import Move, Shuffle, Turn
+
+Output = Literal["rows", "matrix", "scalar"] | Callable[[Tensor, Tensor], Any]
+OUTPUTS = ("rows", "matrix", "scalar")
+
+# What rounding to the dtype explains without being measured: so many times going there and back, but no more than this.
+MARGIN, FINE = 50.0, 1e-6
+
+# A single error may be so many times the measured noise; where the median error is above TYPICAL of it, none is.
+FACTOR, TYPICAL = 6.0, 2.0
+
+# Whatever was measured, a larger error is none of rounding.
+CAP = 0.05
+
+# Outputs below this share of the inputs' norm count as zero when errors are divided by their size.
+FLOOR = 1e-3
+
+# The noise is measured at so many points on a line, this far apart relative to the input. Coarser grains are rare.
+POINTS, STEP = 12, 2.0**-5
+
+# So many trials decide whether what was measured is rounding.
+JUDGES = 3
+
+# Fourth differences: what they take from independent errors of variance one has variance 70; the median of |N(0, 1)|.
+STENCIL, GAIN, MEDIAN = (1.0, -4.0, 6.0, -4.0, 1.0), math.sqrt(70), 0.6745
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One input, one group element, and how far f is from commuting there."""
+
+    move: Move
+    x: Tensor
+    z: Tensor | None
+    kind: str
+    base: Tensor
+    got: Tensor
+    expected: Tensor
+    size: float
+    error: float
+    noise: float
+    tolerance: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether the error is more than rounding can explain; outputs that are not finite always fail."""
+        return not self.error <= self.tolerance
+
+    @property
+    def small(self) -> bool:
+        """Whether the error was measured against the input, for the output is nothing beside it."""
+        return self.kind in (NORMAL, GIVEN) and 0.0 < float(self.base.norm()) < FLOOR * float(self.x.norm())
+
+
+@dataclass(frozen=True, eq=False)
+class Test:
+    """A function, how its output moves, and the error to let pass."""
+
+    callee: Callee
+    output: Output
+    tol: float | Literal["auto"]
+
+    def moved(self, move: Move, out: Tensor) -> Tensor:
+        """What f of a moved input is to be."""
+        if callable(self.output):
+            return torch.as_tensor(self.output(out, move.data)).to(out)
+        return {"rows": move.x, "matrix": move.matrix, "scalar": lambda y: y}[self.output](out)
+
+    def check_shape(self, out: Tensor, x: Tensor, move: Move) -> None:
+        """Refuses an output that cannot move as it is said to."""
+        shape, d = tuple(out.shape), x.shape[-1]
+        if self.output == "matrix" and shape[-2:] != (d, d):
+            raise InvalidArgument(f"{self.callee.name} returns {shape}, and output='matrix' is for d x d = ({d}, {d})")
+        rows = isinstance(move, Shuffle)
+        if self.output == "rows" and (not shape or shape[0 if rows else -1] != x.shape[0 if rows else -1]):
+            wanted = f"{len(x)} rows, one per token" if rows else f"vectors of size d = {d}"
+            raise InvalidArgument(
+                f"{self.callee.name} returns {shape}, not {wanted}; output='scalar' (or invariant=True) tests what does not "
+                "move, 'matrix' what is d x d"
+            )
+
+    def run(self, move: Move, x: Tensor, z: Tensor | None, kind: str = GIVEN) -> Trial:
+        """f of the moved input, the moved f, and the rounding of going there and back."""
+        callee = self.callee
+        x_moved, z_moved = move.x(x), None if z is None else move.z(z)
+        moves = (move, move.inverse()) if callee.roles and isinstance(move, Turn) else ()
+        base = callee(x, z)
+        got = callee(x_moved, z_moved, moves[:1])
+        back = callee(move.undo(x_moved), None if z_moved is None else move.undo_z(z_moved), moves)
+        if got.shape != base.shape:
+            raise InvalidArgument(
+                f"{callee.name} returns {tuple(base.shape)} and, for a moved input, {tuple(got.shape)}"
+            )
+        self.check_shape(base, x, move)
+        expected = self.moved(move, base)
+        if expected.shape != base.shape:
+            raise InvalidArgument(
+                f"output() returns {tuple(expected.shape)} for {tuple(base.shape)}; it must keep the shape"
+            )
+        size = max(_norm(base), _norm(got), FLOOR * _norm(x), 1e-300)
+        finite = all(bool(out.isfinite().all()) for out in (base, got, back, expected))
+        noise = _norm(back, base) / size if finite else 0.0
+        error = _norm(got, expected) / size if finite else math.inf
+        eps = torch.finfo(callee.dtype).eps
+        allowed = max(min(MARGIN * max(noise, eps * x.shape[-1] ** 0.5), FINE), FACTOR * noise, eps)
+        tolerance = min(allowed, CAP) if self.tol == "auto" else float(self.tol)
+        return Trial(move, x, z, kind, base, got, expected, size, error, noise, tolerance)
+
+    def measured(self, trial: Trial) -> Trial:
+        """The trial with the noise of rounding measured, where its error asks for it."""
+        if self.tol != "auto" or not trial.failed or trial.error > CAP:
+            return trial
+        noise, step = trial.noise, STEP
+        while step >= STEP / 64:
+            noise = max(noise, self.noise(trial, step)[0])
+            # Noise that is high here and nowhere near, as where two softmax weights change places, needs shorter steps.
+            if trial.error <= FACTOR * noise or trial.error > 8 * FACTOR * noise:
+                break
+            step /= 8
+        return replace(trial, noise=noise, tolerance=max(trial.tolerance, min(FACTOR * noise, CAP)))
+
+    def noise(self, trial: Trial, step: float) -> tuple[float, float]:
+        r"""The rounding in $h(X) = f(XQ^T) - f(X)Q^T$ near the input of a trial, by median and by root mean square.
+
+        h of an equivariant function is rounding and nothing else, h of another is smooth where f is. Fourth differences
+        along a line leave of a smooth function next to nothing, and independent errors whole.
+        """
+        generator = torch.Generator().manual_seed(0)
+        given = [trial.x] if trial.z is None else [trial.x, trial.z]
+        lines = []
+        for t in given:
+            # Every number moves by half a step at least, up or down; a translation may take it among larger ones.
+            tilt = (0.5 + torch.rand(t.shape, generator=generator, dtype=t.dtype)) * step
+            sign = 2.0 * torch.randint(2, t.shape, generator=generator) - 1.0
+            lines.append(tilt * sign * max(_scale(t), _scale(trial.move.x(trial.x))))
+        moves = (trial.move,) if self.callee.roles and isinstance(trial.move, Turn) else ()
+        rows = []
+        for at in range(POINTS):
+            near = [t + (at - POINTS / 2) * line for t, line in zip(given, lines, strict=True)]
+            turned = [trial.move.x(near[0]), *(trial.move.z(t) for t in near[1:])]
+            out = self.moved(trial.move, self.callee(near[0], near[1] if len(near) > 1 else None))
+            got = self.callee(turned[0], turned[1] if len(turned) > 1 else None, moves)
+            if out.shape != trial.got.shape or got.shape != out.shape:
+                return 0.0, 0.0
+            rows.append((got / trial.size - out / trial.size).flatten())
+        h = torch.stack(rows)
+        fourth = sum(c * h[at : len(h) - 4 + at] for at, c in enumerate(STENCIL)) / GAIN
+        fourth = cast(Tensor, fourth)
+        if not bool(fourth.isfinite().all()):
+            return 0.0, 0.0
+        return float(fourth.abs().median(0).values.norm()) / MEDIAN, float(fourth.square().sum(1).mean().sqrt())
+
+    def rounds(self, trial: Trial) -> bool:
+        """Whether the noise near a trial comes from jumps, as rounding does, and not from a function that waves.
+
+        Over shorter steps the noise of jumps falls like the root of the step, for fewer are met, until none is; that of a
+        smooth function falls at once, with the fourth power.
+        """
+        step, sizes = STEP, [self.noise(trial, STEP)[1]]
+        while step > 64 * torch.finfo(torch.float64).eps:
+            step /= 4
+            sizes.append(self.noise(trial, step)[1])
+            if sizes[-1] < 0.2 * sizes[-2]:
+                return sizes[-2] < 0.7 * max(sizes)
+        return True
+
+    def void(self, trial: Trial) -> str:
+        """Why an input that was drawn on purpose says nothing of symmetry; empty where it does.
+
+        f may overflow before and after the move; and where nearby inputs give values far apart (two norms are equal, and the
+        larger is asked for) rounding decides which of them it takes.
+        """
+        if trial.kind in (NORMAL, GIVEN) or not trial.failed:
+            return ""
+        if not bool(trial.base.isfinite().all()) and not bool(trial.got.isfinite().all()):
+            return "f is not finite"
+        if trial.kind not in (WHOLE, EQUAL):
+            return ""
+        generator, eps = torch.Generator().manual_seed(0), torch.finfo(self.callee.dtype).eps
+        step = max(2 * eps, min(eps**0.5, 1e-3))
+        given = [trial.x] if trial.z is None else [trial.x, trial.z]
+        unit = step * _scale(trial.x)
+        values = [
+            self.callee(*(t + unit * torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in given))
+            for _ in range(6)
+        ]
+        finite = all(value.shape == values[0].shape and bool(value.isfinite().all()) for value in values)
+        apart = max(_norm(value, values[0]) for value in values[1:]) / trial.size if finite else math.inf
+        return "f jumps" if not apart <= max(0.1 * min(trial.error, 1.0), 20 * step) else ""
+
+
+def settled(test: Test, trials: list[Trial]) -> list[Trial]:
+    """The trials with a tolerance that follows from the rounding measured near each of them."""
+    doubtful = [trial.failed and trial.error <= CAP for trial in trials]
+    if test.tol != "auto" or not any(doubtful):
+        return trials
+    done = [test.measured(trial) for trial in trials]
+    excused = [trial for trial, was in zip(done, doubtful, strict=True) if was and not trial.failed]
+    ratios = [t.error / max(t.noise, 1e-300) if was else 0.0 for t, was in zip(done, doubtful, strict=True)]
+    factor = TYPICAL if len(trials) > 4 and median(ratios) > TYPICAL else FACTOR
+    judges = sorted(excused, key=lambda trial: -trial.error / trial.noise)[:JUDGES]
+    if 2 * sum(test.rounds(trial) for trial in judges) < len(judges):
+        factor = 0.0
+    if factor == FACTOR:
+        return done
+    return [
+        replace(t, tolerance=max(before.tolerance, min(factor * t.noise, CAP))) if was else t
+        for t, before, was in zip(done, trials, doubtful, strict=True)
+    ]
+
+
+def _scale(rows: Tensor) -> float:
+    """The root mean square; 1 for zeros."""
+    return float(rows.square().mean().sqrt()) or 1.0
+
+
+def _norm(first: Tensor, second: Tensor | None = None) -> float:
+    """The norm of a tensor or of a difference, also where squares would overflow."""
+    largest = max(float(t.abs().max()) if t.numel() else 0.0 for t in (first, first if second is None else second))
+    if not 1e150 < largest < math.inf:
+        return float((first if second is None else first - second).norm())
+    scaled = first / largest if second is None else first / largest - second / largest
+    return largest * float(scaled.norm())
