@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
@@ -38,6 +39,13 @@ ALIASES = {
 # Sizes that may be nought; the others are one at least, and none is above the largest.
 MAY_BE_NONE = {"vocab", "context", "experts", "active_experts"}
 LARGEST = 2**31 - 1
+
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 50, 50
+
+# Where a configuration of several models keeps each, and how deep these are followed.
+PARTS = ("text_config", "vision_config", "audio_config", "llm_config", "language_config", "encoder", "decoder")
+DEEPEST = 8
 
 # How a class's name ends: whether a language model's output is in it, or labels, or neither.
 HEADS = {
@@ -151,6 +159,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise InvalidArgument(f"{file} does not exist; give a folder with config.json, or the file") from None
     except (ValueError, IsADirectoryError) as error:
         raise CorruptModel(f"{file} is not valid JSON ({error}); copy it again") from None
+    except RecursionError:
+        raise CorruptModel(f"{file} is nested too deep for a configuration; give a Hugging Face config.json") from None
     if not isinstance(config, dict):
         raise CorruptModel(f"{file} holds no JSON object; give a Hugging Face config.json")
     return config
@@ -167,9 +177,8 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
     >>> found["layers"], found["width"], found["ffn"], found["tied"]
     (12, 768, 3072, True)
     """
-    if "text_config" in config and "vision_config" in config:
-        raise InvalidArgument("this configuration holds two models; give its text_config or its vision_config")
-    kind = str(config.get("model_type", ""))
+    config = _single(config)
+    kind = _text(config.get("model_type"))
     family = FAMILIES.get(kind)
     width = _need(config, "width")
     layers, cross, part = _stacks(config, kind)
@@ -188,7 +197,9 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
         raise InvalidArgument(
             f"{heads} heads do not divide width {width}; correct the configuration or name a head_dim"
         )
-    experts = _find(config, "experts") or 0
+    experts, active = _find(config, "experts") or 0, _find(config, "active_experts") or 0
+    if experts and active > experts:
+        raise InvalidArgument(f"{active} experts for each token, of {experts} in all; correct the configuration")
     found = {
         "layers": layers,
         "width": width,
@@ -205,9 +216,9 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
         "embedding_rank": None if rank == width and kind != "albert" else rank,
         "experts": experts,
         # A config that a model was given keeps its class's defaults; one written by hand may name experts alone.
-        "active_experts": _find(config, "active_experts") or min(experts, 1),
+        "active_experts": (active or 1) if experts else 0,
         "cross_layers": cross,
-        "causal": family.causal if family else not config.get("is_encoder_decoder", False),
+        "causal": family.causal if family else _says_causal(config),
         "family": kind,
         "part": part,
     }
@@ -216,6 +227,30 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
         found |= {"patch": high * wide * _number(config, "num_channels", 3), "vocab": 0, "causal": False}
     found |= shared
     return found | {"extra": extra_params(found, config)}
+
+
+def _single(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of one model: this one, or the only one that it holds, as in `text_config`."""
+    for _ in range(DEEPEST):
+        parts = [name for name in PARTS if isinstance(config.get(name), dict) and config[name]]
+        both = {"text_config", "vision_config"} <= set(parts)
+        if not both and (not parts or _find(config, "width") is not None):
+            return config
+        if len(parts) > 1:
+            ways = " or its ".join(parts[:2] if both else parts)
+            count = "two" if len(parts) == 2 else "several"
+            raise InvalidArgument(f"this configuration holds {count} models; give its {ways}")
+        config = config[parts[0]]
+    raise InvalidArgument(
+        f"this configuration holds another, and so on for more than {DEEPEST} times; give the innermost"
+    )
+
+
+def _says_causal(config: dict[str, Any]) -> bool:
+    """Whether the configuration of a family that is not known says that it is a decoder; silence says nothing."""
+    if _flag(config, "is_encoder_decoder", False):
+        return False
+    return _flag(config, "is_decoder", False) or _class(config).endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _stacks(config: dict[str, Any], kind: str) -> tuple[int, int, str]:
@@ -306,6 +341,10 @@ def keys(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     if found["embedding_rank"]:
         raise Unsupported(f"{kind} has no factorised embedding; plan without embedding_rank")
     d, heads, kv = found["width"], found["heads"], found["kv_heads"]
+    if family.learned_positions is None and found["head_dim"] % 2:
+        raise Unsupported(
+            f"{kind} turns pairs of channels and cannot have heads of {found['head_dim']}; plan with an even head_dim"
+        )
     if kind == "gpt2":
         _refuse_groups(kind, heads, kv)
         plain = {"n_embd": d, "n_layer": found["layers"], "n_head": heads, "n_inner": found["ffn"]}
@@ -337,8 +376,13 @@ def _refuse_groups(kind: str, heads: int, kv: int) -> None:
 
 def _class(config: dict[str, Any]) -> str:
     """The model class that a configuration was written for; empty where it names none."""
-    named = config.get("architectures") or [""]
-    return str(named[0]) if isinstance(named, list) else str(named)
+    named = config.get("architectures")
+    return _text(named[0] if isinstance(named, list | tuple) and named else named)
+
+
+def _text(value: Any) -> str:
+    """A name of a configuration; empty where it is none."""
+    return value if isinstance(value, str) else ""
 
 
 def _head(config: dict[str, Any]) -> str | None:
@@ -346,7 +390,7 @@ def _head(config: dict[str, Any]) -> str | None:
 
     Without a class, a decoder is a language model and an encoder has nothing on top.
     """
-    kind, name = str(config.get("model_type", "")), _class(config)
+    kind, name = _text(config.get("model_type")), _class(config)
     family = FAMILIES.get(kind)
     if not name:
         return "words" if family is None or family.causal or kind in ("t5", "mt5") else ""
@@ -376,14 +420,19 @@ def _pair(config: dict[str, Any], key: str, default: int = 0) -> tuple[int, int]
     both = value if isinstance(value, list | tuple) else [default if value is None else value] * 2
     if len(both) != 2:
         raise InvalidArgument(
-            f"{key} must be a whole number or two of them; got {value!r:.60}; correct the configuration"
+            f"{key} must be a whole number or two of them; got {_shown(value)}; correct the configuration"
         )
     return _whole(key, both[0], value), _whole(key, both[1], value)
 
 
+def _shown(value: Any) -> str:
+    """A value for an error message, short and shallow whatever it holds."""
+    return _SHORT.repr(value)[:60]
+
+
 def _whole(key: str, value: Any, given: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-        shown = "a larger one" if isinstance(value, int) and value > LARGEST else f"{given!r:.60}"
+        shown = "a larger one" if isinstance(value, int) and value > LARGEST else _shown(given)
         raise InvalidArgument(
             f"{key} must be a whole number from {least} to {LARGEST}; got {shown}; correct the configuration"
         )
@@ -393,7 +442,7 @@ def _whole(key: str, value: Any, given: Any, least: int = 1) -> int:
 def _flag(config: dict[str, Any], key: str, default: bool) -> bool:
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
-        raise InvalidArgument(f"{key} must be true or false; got {value!r:.60}; correct the configuration")
+        raise InvalidArgument(f"{key} must be true or false; got {_shown(value)}; correct the configuration")
     return default if value is None else value
 
 
@@ -404,19 +453,24 @@ def _find(config: dict[str, Any], name: str) -> int | None:
     return None
 
 
+def _keys(config: dict[str, Any]) -> str:
+    names = sorted(_shown(name).strip("'") for name in config)
+    return ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "") or "no keys"
+
+
 def _need(config: dict[str, Any], name: str) -> int:
     value = _find(config, name)
     if value is None and name == "layers":
         value = _number(config, "encoder_layers", 0) or None
     if value is None:
         raise InvalidArgument(
-            f"the configuration names no {name}: looked for {', '.join(ALIASES[name])} among {', '.join(sorted(config)) or 'no keys'}"
+            f"the configuration names no {name}: looked for {', '.join(ALIASES[name])} among {_keys(config)}"
         )
     return value
 
 
 def _is_gated(config: dict[str, Any], kind: str, family: Family | None) -> bool:
-    told = " ".join(str(config.get(name, "")) for name in ("feed_forward_proj", "hidden_act", "hidden_activation"))
+    told = " ".join(_text(config.get(name)) for name in ("feed_forward_proj", "hidden_act", "hidden_activation"))
     gated = "gated" in told or "glu" in told
     if gated or "feed_forward_proj" in config or "is_gated_act" in config:
         return _flag(config, "is_gated_act", gated)

@@ -20,7 +20,7 @@ __all__ = ["plan", "seprank"]
 def plan(
     context: typer.Context,
     budget: Annotated[
-        str | None, typer.Argument(metavar="BUDGET", help="Parameters in the layers: 1.3e9, 1.3B, 350M.")
+        str | None, typer.Argument(metavar="BUDGET", help="Parameters in the layers: 1.3e9, 1.3B, 350M, 1,300,000,000.")
     ] = None,
     params: Annotated[str | None, typer.Option(help="The same as BUDGET.")] = None,
     flops: Annotated[str | None, typer.Option(help="Training compute instead.")] = None,
@@ -32,6 +32,7 @@ def plan(
     gated: Annotated[bool, typer.Option("--gated", help="A gated feed-forward, as in Llama.")] = False,
     kv_ratio: Annotated[int, typer.Option(help="Query heads for each key head.")] = 1,
     head_dim: Annotated[int | None, typer.Option(help="Head size.", show_default="near 64 or 128")] = None,
+    head_multiple_of: Annotated[int, typer.Option(help="Head sizes are multiples of this even number.")] = 8,
     multiple_of: Annotated[int, typer.Option(help="Widths are multiples of this.")] = 64,
     max_depth: Annotated[int | None, typer.Option(help="No more layers than this.")] = None,
     include_embeddings: Annotated[bool, typer.Option("--include-embeddings", help="The budget holds them.")] = False,
@@ -72,6 +73,7 @@ def plan(
         gated=gated or (hf is not None and _is_gated(hf)),
         kv_ratio=kv_ratio,
         head_dim=head_dim,
+        head_multiple_of=head_multiple_of,
         multiple_of=multiple_of,
         seq_len=seq_len,
         include_embeddings=include_embeddings,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument
 from heedful.bridges import configs
-from heedful.lens.depth.known import CONFIGS
+from heedful.lens.depth.known import CONFIGS, peers
 from heedful.lens.depth.law import LAWS, Law, find_law
 from heedful.lens.depth.plans import folded, notes, some
 from heedful.lens.depth.shape import Shape
@@ -25,8 +25,9 @@ __all__ = ["Audit", "audit"]
 class Audit:
     """What the law says of a shape.
 
-    `depth_star` is the depth for this width, nought or less where the law gives none; `budget_depth` and `budget_width` the shape for this many parameters, `rivals`
-    the depth for this width by each named law, `params` the count of the model itself where one was given.
+    `depth_star` is the depth for this width, nought or less where the law gives none; `budget_depth` and `budget_width` the
+    shape for this many parameters, `rivals` the depth for this width by each other named law, `peers` public models of its
+    size with layers and width, `params` the count of the model itself where one was given.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Audit:
     flags: tuple[str, ...]
     notes: tuple[str, ...]
     rivals: dict[str, float]
+    peers: dict[str, tuple[int, int]]
     params: int
     exact: bool
 
@@ -49,7 +51,46 @@ class Audit:
         known = self.sigma is not None and self.depth_star > 0
         return (self.shape.layers - self.depth_star) / self.sigma if self.sigma and known else None
 
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The least and the greatest depth for this width by the laws; None where none gives one."""
+        depths = [depth for depth in (self.depth_star, *self.rivals.values()) if depth > 0]
+        return (min(depths), max(depths)) if depths else None
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where the model lies among public models of its size, and among the laws: the verdict of one law is read after that."""
+        return self._among_models(), self._among_laws()
+
+    def _among_models(self) -> str:
+        if not self.peers:
+            return "no public model of its size is listed"
+        depths = [layers for layers, _ in self.peers.values()]
+        counts = {
+            "shallower": sum(one < self.shape.layers for one in depths),
+            "as deep": depths.count(self.shape.layers),
+        }
+        counts["deeper"] = len(depths) - sum(counts.values())
+        names = list(self.peers)
+        least, most = (f"{self.peers[name][0]} layers ({name})" for name in (names[0], names[-1]))
+        ends = least if depths[0] == depths[-1] else f"from {least} to {most}"
+        told = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
+        return f"{some(len(depths), 'public model')} of its size, {ends}: {told}"
+
+    def _among_laws(self) -> str:
+        if self.span is None:
+            return f"no law gives a depth for width {self.shape.width}"
+        low, high = self.span
+        layers = self.shape.layers
+        where = "below" if layers < low - 0.5 else "above" if layers > high + 0.5 else "within"
+        laws = {self.law.name: self.depth_star} | self.rivals
+        told = ", ".join(f"{name} {f'{depth:.1f}' if depth > 0 else 'no depth'}" for name, depth in laws.items())
+        span = f"{low:.1f} to {high:.1f} layers" if len(laws) > 1 else f"{low:.1f} layers"
+        return f"rival laws for width {self.shape.width}: {span} ({told}); {layers} is {where} that span"
+
     def to_dict(self) -> dict[str, Any]:
+        place = {"peers": {name: list(sizes) for name, sizes in self.peers.items()}, "place": list(self.place),
+                 "span": None if self.span is None else list(self.span)}  # fmt: skip
         star = {
             "depth_for_width": self.depth_star if self.depth_star > 0 else None,
             "sigma_depth": self.sigma,
@@ -58,7 +99,7 @@ class Audit:
         told = {"name": self.name, "law": self.law.name, "verdict": self.verdict, "shape": self.shape.to_dict()}
         budget = {"depth_for_budget": self.budget_depth, "width_for_budget": self.budget_width}
         more = {"flags": list(self.flags), "notes": list(self.notes), "rivals": self.rivals}
-        return told | star | budget | more | {"params": self.params, "exact": self.exact}
+        return told | place | star | budget | more | {"params": self.params, "exact": self.exact}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the law with its band and this model's point."""
@@ -69,11 +110,12 @@ class Audit:
         # Of a model all parameters are counted, its matrices by sizes.
         rough = "about " if self.exact and shape.family not in configs.FAMILIES else ""
         lines = folded(
-            f"{self.name}: {some(shape.layers, 'layer')} x {shape.width}, {self.verdict}",
+            f"{self.name}: {some(shape.layers, 'layer')} x {shape.width}",
+            *self.place,
+            f"verdict by {self.law.name} alone: {self.verdict}",
             f"for width {shape.width} the law ({self.law.name}) says {depth_told(self.depth_star, self.sigma)}",
             f"for {shape.executed_params:,} matrix parameters {self.budget_depth:.1f} layers of {self.budget_width:.0f}",
             f"{self.count}; {rough}{shape.layer_params:,} of them in the layers' matrices",
-            "by other laws: " + ", ".join(f"{name} {depth_told(depth)}" for name, depth in self.rivals.items()),
         )
         return "\n".join(lines + notes(self.flags, self.notes))
 
@@ -139,7 +181,7 @@ def audit(
     rivals = {one.name: one.optimal_depth(shape.width) for one in LAWS.values() if one.name != rule.name}
     sigma = rule.sigma_depth(max(depth, 0.0))
     found = (name, shape, rule, verdict, depth, sigma, budget_depth, budget_width, flags)
-    return Audit(*found, _remarks(shape), rivals, params, exact)
+    return Audit(*found, _remarks(shape), rivals, peers(shape.executed_params), params, exact)
 
 
 def _remarks(shape: Shape) -> tuple[str, ...]:
@@ -163,7 +205,7 @@ def _shape(model: Any) -> tuple[str, Shape]:
     if isinstance(model, Shape):
         return f"{model.layers}x{model.width}", model
     if isinstance(model, str):
-        sizes = re.fullmatch(r"(\d+)\s*[x×]\s*(\d+)", model.strip())  # noqa: RUF001
+        sizes = re.fullmatch(r"(\d+)\s*[xX×*]\s*(\d+)", model.strip())  # noqa: RUF001
         if sizes:
             layers, width = int(sizes[1]), int(sizes[2])
             # Heads do not enter the verdict; where 64 does not divide the width, one head does.
@@ -176,7 +218,8 @@ def _shape(model: Any) -> tuple[str, Shape]:
                 f"Known are {', '.join(CONFIGS)}"
             )
     config = configs.read(model)
-    name = Path(model).name if isinstance(model, str | Path) else config.get("model_type") or type(model).__name__
+    name = Path(model).name if isinstance(model, str | Path) else config.get("model_type")
+    name = name if isinstance(name, str) and name else type(model).__name__
     shape = Shape(**configs.sizes(_as_built(model, config) if _is_module(model) else config))
     return f"{name} {shape.part}".strip(), shape
 

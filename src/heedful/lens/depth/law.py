@@ -60,6 +60,14 @@ class Law(ABC):
         sigma = self.sigma_depth(depth)
         return 0.1 * depth if sigma is None else 2 * sigma
 
+    def distance(self, depth: float, width: float) -> float:
+        """How far a shape lies off the law, in halves of its band: standard errors, or twentieths of the depth without them.
+
+        Above 2 the shape is outside of the band.
+        """
+        half = self.band(width) / 2
+        return abs(depth - self.optimal_depth(width)) / half if half > 0 else math.inf
+
     def covers(self, depth: float, width: float) -> bool:
         """Whether a shape lies where the law was fitted."""
         return False

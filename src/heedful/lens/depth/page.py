@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from html import escape
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import HeedfulError, Unsupported
@@ -62,8 +63,9 @@ def section(subject: Subject) -> Section:
     data = found.to_dict() | {"effective_embedding_rank": rank, "without_layer": use and use.to_dict()["layers"]}
     summary = "\n".join(
         [
-            f"{_layers(found)} of width {found.shape.width}: {found.verdict}",
-            f"the law says {depth_told(found.depth_star, found.sigma)} for this width",
+            *wrap(f"{_layers(found)} of width {found.shape.width}: {found.place[0]}", 98, subsequent_indent="  "),
+            *wrap(found.place[1], 98, subsequent_indent="  "),
+            f"by {found.law.name} it is {found.verdict}: {depth_told(found.depth_star, found.sigma)} for this width",
             *(
                 ["extrapolated: the law was fitted on GPT-type language models"]
                 if "extrapolated" in found.flags
@@ -76,7 +78,8 @@ def section(subject: Subject) -> Section:
     notes = "".join(f"<li>{escape(FLAGS[name])}</li>" for name in found.flags)
     notes += "".join(f"<li>{escape(note)}</li>" for note in found.notes)
     html = (
-        f"<p><strong>{escape(found.verdict.capitalize())}.</strong> The law of Levine et al. (2020) gives "
+        "".join(f"<p>{escape(_sentence(text))}</p>" for text in found.place)
+        + f"<p><strong>{escape(found.verdict.capitalize())}</strong> by one of these laws: that of Levine et al. (2020) gives "
         f"{depth_told(found.depth_star, found.sigma)} for width {found.shape.width}; this "
         f"{found.shape.part or 'model'} has {found.shape.layers}. Within two standard errors there is no verdict, and near the optimum the loss hardly changes.</p>"
         f"<figure>{svg(found)}</figure>{html_table(['quantity', 'value'], facts)}"
@@ -105,6 +108,10 @@ def _told(use: Usefulness) -> str:
     )
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _layers(found: Audit) -> str:
     """The layers that the verdict is on; of an encoder and a decoder, which."""
     part = found.shape.part
@@ -122,7 +129,9 @@ def _facts(found: Audit, rank: int | None) -> list[list[object]]:
     ]
     if rank:
         rows.append(["dimensions with 99 % of the embedding's energy", f"{rank} of {shape.width}"])
-    return rows + [[f"depth for this width by {name}", depth_told(depth)] for name, depth in found.rivals.items()]
+    rows += [[f"depth for this width by {name}", depth_told(depth)] for name, depth in found.rivals.items()]
+    peers = ", ".join(f"{name} ({layers} x {width})" for name, (layers, width) in found.peers.items())
+    return [*rows, ["public models of its size", peers]] if peers else rows
 
 
 def _measured_rank(model: Any) -> int | None:

@@ -23,6 +23,12 @@ SLACK, STRETCH = 1.25, 10.0
 # Runners-up that a plan holds.
 OTHERS = 4
 
+# Widths on either side among which one with usual heads is looked for.
+TRIED = 8
+
+# Beyond so many halves of its band a law calls a shape inefficient.
+BAND = 2
+
 # What misses the budget, or the law's width where a depth was given, by more than this is no answer.
 FAR, FAR_WIDTH = 0.1, 0.25
 
@@ -40,6 +46,7 @@ def plan(
     ffn_mult: float | None = None,
     kv_ratio: int = 1,
     head_dim: int | None = None,
+    head_multiple_of: int = 8,
     multiple_of: int = 64,
     seq_len: int = 1024,
     include_embeddings: bool = False,
@@ -52,8 +59,9 @@ def plan(
 
     Solves $\kappa L d^2 = N$ on the law $\ln d = a + bL$ (Levine et al. 2020, section 5; see `DepthLaw`), then takes whole
     layers within three standard errors and widths that are multiples of `multiple_of`, drops what misses the budget by more
-    than `tolerance` (where nothing is left the nearest shape is taken, up to 10 % off), and ranks by distance from the law, then by how well the sizes suit tensor cores. $\kappa$ is that of the
-    layer asked for: 12 for a plain one with a feed-forward of 4 d.
+    than `tolerance`, and ranks by distance from the law, then by how well the sizes suit tensor cores. Where nothing is left, or
+    nothing within the law's band, shapes up to 10 % off are taken. $\kappa$ is that of the layer asked for: 12 for a plain one
+    with a feed-forward of 4 d.
 
     Args:
         params: parameters in the layers' matrices ("1.3B" or 1.3e9), with `include_embeddings` all matrices.
@@ -63,6 +71,8 @@ def plan(
         ffn_mult: feed-forward size over width; 4, or 8/3 when gated.
         kv_ratio: query heads for each key head.
         head_dim: by default near 64, near 128 from width 2048 on, and such that heads divide the width.
+        head_multiple_of: head sizes are multiples of this, an even number: rotary positions turn pairs of channels, and fast
+            attention wants multiples of 8. Widths that have no such head size from 32 to 128 are passed over.
         embedding_rank: of a factorised embedding. Where it, or the vocabulary, is below the width, width is cut towards it and
             depth gets the rest (Wies et al. 2021), the depth-to-width ratio growing tenfold at most.
         max_depth: no more layers than this, say for latency.
@@ -71,13 +81,16 @@ def plan(
 
     >>> best = plan("1.21B", multiple_of=8)  # GPT-3 XL was 24 x 2048
     >>> best.layers, best.width, best.heads
-    (42, 1552, 16)
+    (42, 1560, 39)
     """
     given = {"params": params, "flops": flops, "memory": memory, "layers": layers, "width": width}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise InvalidArgument(f"give one of {', '.join(given)}; got {', '.join(named) or 'none'}")
     _check_sizes(vocab=vocab, kv_ratio=kv_ratio, multiple_of=multiple_of, seq_len=seq_len)
+    _check_sizes(head_multiple_of=head_multiple_of)
+    if head_multiple_of % 2:
+        raise InvalidArgument(f"head_multiple_of must be even, for rotary positions turn pairs; got {head_multiple_of}")
     _check_sizes(layers=layers, width=width, head_dim=head_dim, embedding_rank=embedding_rank, max_depth=max_depth)
     whole = include_embeddings or memory is not None
     if whole and embedding_rank is not None:
@@ -87,13 +100,13 @@ def plan(
     def shape(depth: int, d: int) -> Shape:
         if head_dim is not None and d % head_dim:
             raise InvalidArgument(f"heads of {head_dim} do not divide width {d}; give a divisor")
-        heads = d // head_dim if head_dim else _heads(d, kv_ratio)
+        heads = d // head_dim if head_dim else _heads(d, kv_ratio, head_multiple_of)
         f = round(d * (ffn_mult or (8 / 3 if gated else 4)) / multiple_of) * multiple_of
         kv = max(k for k in range(1, heads + 1) if heads % k == 0 and k <= max(1, heads // kv_ratio))
         table = {"vocab": vocab, "tied": tied, "context": seq_len, "embedding_rank": embedding_rank}
         return Shape(depth, d, heads, kv_heads=kv, ffn=max(f, multiple_of), gated=gated, **table)  # type: ignore[arg-type]
 
-    step = math.lcm(multiple_of, head_dim) if head_dim else multiple_of
+    step = math.lcm(multiple_of, head_dim or head_multiple_of)
     if layers is not None or width is not None:
         found = _one_size(layers, width, shape, rule, step, seq_len)
         if abs(found.width / found.width_star - 1) > FAR_WIDTH:
@@ -114,7 +127,10 @@ def plan(
         raise InvalidArgument(_coarse(told, step, multiple_of, head_dim) + ", or a larger budget")
     best = choices[0].shape
     if choices[0].distance > 3 and aim == depth:
-        remarks += (f"{choices[0].distance:.0f} standard errors off the law: multiples of {step} are coarse here",)
+        sigma = rule.sigma_depth(depth)
+        far = "% of the depth" if sigma is None else "standard errors"
+        count = choices[0].distance * (5 if sigma is None else 1)
+        remarks += (f"{count:.0f} {far} off the law: multiples of {step} are coarse here",)
     timed = tuple(replace(c, time=c.shape.step_time() / best.step_time()) for c in choices)
     return Plan(best, rule, budget, depth, d, rule.sigma_depth(depth), timed, seq_len, best.flags(rule), remarks)
 
@@ -154,6 +170,15 @@ class _Search:
         """The width that spends the budget at a depth: $\\kappa L d^2 + t d = N$."""
         return 2 * self.budget / (self.tables + math.sqrt(self.tables**2 + 4 * self.kappa * depth * self.budget))
 
+    def near(self, depth: int) -> list[Shape]:
+        """The shapes of this depth whose widths are next to the budget's, below and above, and have usual heads."""
+        steps = self.width(depth) / self.step
+        found = []
+        for first, way in ((max(1, math.floor(steps)), -1), (max(1, math.ceil(steps)), 1)):
+            shapes = [self.shape(depth, at * self.step) for at in range(first, first + TRIED * way, way) if at > 0]
+            found.append(next((one for one in shapes if one.width < 64 or _usual(one)), shapes[0]))
+        return list(dict.fromkeys(found))
+
     def choices(self, aim: float, optimum: float, max_depth: int | None) -> tuple[Choice, ...]:
         """Shapes within the tolerance, best first; the nearest ones where none is."""
         reach = 3 * (self.rule.sigma_depth(optimum) or optimum / 20)
@@ -161,18 +186,18 @@ class _Search:
         first = last if aim == max_depth else max(1, math.floor(aim - reach))
         found = []
         for depth in range(first, last + 1):
-            steps = self.width(depth) / self.step
-            for d in {max(1, math.floor(steps)) * self.step, math.ceil(steps) * self.step}:
-                one = self.shape(depth, d)
-                off = (one.layer_params + self.tables * d) / self.budget - 1
+            for one in self.near(depth):
+                off = (one.layer_params + self.tables * one.width) / self.budget - 1
                 if not self.ceiling or one.params <= self.budget:
-                    found.append(Choice(one, off, _distance(self.rule, depth, d)))
+                    found.append(Choice(one, off, self.rule.distance(depth, one.width)))
         if not found:
             raise InvalidArgument(
                 f"no shape near {aim:.0f} layers fits into the memory; give more, or a smaller multiple_of"
             )
         coarse = max(0.03, min(0.08, self.step / self.width(aim)))
         fits = [choice for choice in found if abs(choice.off) <= (self.tolerance or coarse)]
+        if self.tolerance is None and aim == optimum and not any(choice.distance <= BAND for choice in fits):
+            fits += [choice for choice in found if choice.distance <= BAND and abs(choice.off) <= FAR]
 
         def rank(choice: Choice) -> tuple[float, int, float]:
             # Half a standard error is no difference; what was moved off the law on purpose is to stay where it was moved.
@@ -211,7 +236,7 @@ def _one_size(
             raise InvalidArgument(f"the law gives {depth:.1f} layers for width {width}; give a larger width")
     wide = width or max(step, round(d / step) * step)
     best = shape(layers or round(depth), wide)
-    choice = Choice(best, 0.0, _distance(rule, best.layers, wide))
+    choice = Choice(best, 0.0, rule.distance(best.layers, wide))
     found = (best, rule, float(best.layer_params), depth, d, rule.sigma_depth(depth), (choice,), seq_len)
     return Plan(*found, best.flags(rule))
 
@@ -233,18 +258,16 @@ def _budget(params: str | float | None, flops: str | float | None, memory: str |
     return parse_count(memory, "memory") / BYTES_PER_PARAM
 
 
-def _distance(rule: Law, depth: float, d: float) -> float:
-    """How far off the law a shape lies, in standard errors of the depth, or in ln d where the law states none."""
-    sigma = rule.sigma_depth(depth)
-    if sigma is None:
-        return abs(math.log(d / rule.optimal_width(depth)))
-    return abs(depth - rule.optimal_depth(d)) / sigma
+def _heads(d: int, kv_ratio: int, multiple: int) -> int:
+    """Heads that divide the width, of a size near 64, or 128 from width 2048 on, and a multiple of the key heads.
 
-
-def _heads(d: int, kv_ratio: int) -> int:
-    """Heads that divide the width, of a size near 64, or 128 from width 2048 on, and a multiple of the key heads."""
+    Sizes are multiples of `multiple`; a width that was given and has none gets even ones.
+    """
     target = 64 if d < 2048 else 128
-    sizes = [size for size in range(1, min(d, 1024) + 1) if d % size == 0]
+    even = [size for size in range(2, min(d, 1024) + 1, 2) if d % size == 0]
+    sizes = [size for size in even if size % multiple == 0] or even
+    if not sizes:
+        raise InvalidArgument(f"no even head size divides width {d}; give an even width, or a head_dim")
 
     def cost(size: int) -> float:
         return abs(math.log(size / target)) + 0.7 * (size % 8 != 0) + 2 * (d // size % kv_ratio != 0)
@@ -252,11 +275,14 @@ def _heads(d: int, kv_ratio: int) -> int:
     return d // min(sizes, key=cost)
 
 
+def _usual(shape: Shape) -> bool:
+    assert shape.head_dim is not None
+    return shape.head_dim % 8 == 0 and 32 <= shape.head_dim <= 128
+
+
 def _unfriendly(shape: Shape) -> int:
     assert shape.ffn is not None
-    assert shape.head_dim is not None
-    usual = shape.head_dim % 8 == 0 and 32 <= shape.head_dim <= 128
-    return 2 * (not usual) + (shape.width % 128 != 0) + (shape.ffn % 256 != 0)
+    return 2 * (not _usual(shape)) + (shape.width % 128 != 0) + (shape.ffn % 256 != 0)
 
 
 def _check_sizes(**sizes: int | None) -> None:

@@ -13,7 +13,7 @@ from heedful.lens.depth.shape import FLAGS, Shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Choice", "Plan", "folded", "notes", "some"]
+__all__ = ["Choice", "Plan", "distance_told", "folded", "notes", "some"]
 
 LATENCY = "Depth runs layer after layer: at equal size a deeper model answers later and trains slower per step."
 
@@ -37,11 +37,19 @@ def some(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def distance_told(sigma: float | None, distance: float) -> str:
+    """
+    >>> distance_told(None, 1.25)
+    '6 %'
+    """
+    return f"{distance:.1f} σ" if sigma is not None else f"{5 * distance:.0f} %"  # noqa: RUF001
+
+
 @dataclass(frozen=True)
 class Choice:
-    """One shape for the budget: `off` is its distance from the budget, `distance` that from the law in standard errors.
+    """One shape for the budget: `off` is its distance from the budget, `distance` that from the law (see `Law.distance`).
 
-    A law without a stated error has its distance in logarithms of the width. `time` is that of a step, relative to the plan's.
+    `time` is that of a step, relative to the plan's.
     """
 
     shape: Shape
@@ -158,7 +166,7 @@ class Plan:
             " layers  width  params in layers     off  from law  step time",
         ]
         for choice in self.choices:
-            far = f"{choice.distance:.1f} σ" if self.sigma is not None else f"{choice.distance:.2f}"  # noqa: RUF001
+            far = distance_told(self.sigma, choice.distance)
             lines.append(
                 f"{choice.shape.layers:>7}  {choice.shape.width:>5}  {choice.shape.layer_params:>16,}"
                 f"  {choice.off:>+6.1%}  {far:>8}  {choice.time:>8.2f}x"

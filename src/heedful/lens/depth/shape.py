@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -183,7 +184,7 @@ class Shape:
 
 
 def parse_count(value: str | float, name: str) -> float:
-    """A number such as 1.3e9, "1.3B" or "350M", and for memory "80GB" or "80GiB".
+    """A number such as 1.3e9, "1.3B", "350M" or "1,300,000,000", and for memory "80GB" or "80GiB".
 
     >>> parse_count("1.3B", "params"), parse_count("2KiB", "memory")
     (1300000000.0, 2048.0)
@@ -197,8 +198,11 @@ def parse_count(value: str | float, name: str) -> float:
     if isinstance(value, str):
         text = value.strip().upper()
         unit = max((unit for unit in scales if text.endswith(unit)), key=len, default="")
+        digits = text.removesuffix(unit).strip()
+        if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits):
+            digits = digits.replace(",", "")
         with suppress(ValueError):
-            number = float(text.removesuffix(unit)) * scales.get(unit, 1.0)
+            number = float(digits) * scales.get(unit, 1.0)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         with suppress(OverflowError):
             number = float(value)
