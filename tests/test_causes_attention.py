@@ -34,6 +34,25 @@ def edges(graph):
     return [[str(edge) for edge in pag.edges()] for pag in graph.pags_]
 
 
+def test_what_rounding_leaves_below_zero_is_zero():
+    A = rows(heads=1)[0]
+    clean, noisy = A.copy(), A.copy()
+    clean[0, 3] = 0.0
+    noisy[0, 3] = -5.7e-18
+    for one in (clean, noisy):
+        one[0] /= one[0].sum()
+    np.testing.assert_allclose(attention_correlation(noisy), attention_correlation(clean), atol=1e-12)
+    noisy[0, 3] = -1e-3
+    with pytest.raises(InvalidArgument, match="must not be negative"):
+        attention_correlation(noisy)
+    lower = np.tril(rows(heads=1)[0])
+    lower /= lower.sum(1, keepdims=True)
+    dusty = lower.copy()
+    dusty[0, 4], dusty[1, 5] = -5.7e-18, 4e-19
+    np.testing.assert_allclose(sem_weights(dusty), sem_weights(lower), atol=1e-12)
+    assert AttentionCausalGraph(n_samples=64).fit(dusty).learner_ == "ordered icd"
+
+
 def test_correlation_by_its_formula():
     A = rows()
     for covariance in ("attention", "centered"):

@@ -9,7 +9,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from heedful.lens.causes import ARROW, CIRCLE, PAG, TAIL, draw
+from heedful import InvalidArgument
+from heedful.lens.causes import ARROW, CIRCLE, PAG, TAIL, diagram, draw
 
 MARKS = {
     "o-o": (CIRCLE, CIRCLE),
@@ -185,4 +186,61 @@ def test_the_pag_draws_itself(tmp_path):
 
     given = pyplot.subplots()[1]
     assert pag.plot(given) is given
+    pyplot.close("all")
+
+
+def crossed(at, sizes, pag):
+    """How many boxes an edge of others runs through: on a fine grid along every edge."""
+    found = 0
+    for edge in pag.edges():
+        points = at[edge.a] + np.linspace(0, 1, 200)[:, None] * (at[edge.b] - at[edge.a])
+        for node in set(range(pag.n)) - {edge.a, edge.b}:
+            found += bool((np.abs(points - at[node]) < sizes[node] / 2).all(1).any())
+    return found
+
+
+@pytest.mark.parametrize(("count", "edges"), [(1, 0), (2, 1), (10, 14), (40, 48)])
+def test_tables_are_laid_out_by_their_edges(count, edges):
+    """No boxes overlap, hardly an edge runs through another's box, neighbours are near, and the same graph is drawn the same."""
+    random = np.random.default_rng(count)
+    pairs = list(combinations(range(count), 2))
+    chosen = [pairs[at] for at in random.permutation(len(pairs))[:edges]]
+    pag = graph([f"variable {at}" for at in range(count)], {pair: list(MARKS)[random.integers(5)] for pair in chosen})
+    at, sizes = diagram.places(pag)
+    assert np.isfinite(at).all()
+    for a, b in combinations(range(count), 2):
+        assert (np.abs(at[a] - at[b]) >= (sizes[a] + sizes[b]) / 2).any()
+    assert crossed(at, sizes, pag) <= edges // 8
+    if count > 2:
+        lengths = [np.linalg.norm(at[edge.a] - at[edge.b]) for edge in pag.edges()]
+        others = [np.linalg.norm(at[a] - at[b]) for a, b in combinations(range(count), 2)]
+        assert np.mean(lengths) < 0.7 * np.mean(others)
+        wide, high = np.ptp(at, axis=0)
+        assert 0.3 < wide / high < 4
+    np.testing.assert_array_equal(at, diagram.places(pag)[0])
+
+
+def test_arrows_of_a_table_point_down():
+    pag = graph("abcdef", {(0, 1): "-->", (1, 2): "-->", (1, 3): "o->", (3, 4): "-->", (2, 5): "-->"})
+    at = diagram.places(pag)[0]
+    assert all(at[edge.a, 1] < at[edge.b, 1] for edge in pag.edges())
+
+
+def test_the_layout_is_chosen_by_what_is_drawn():
+    pytest.importorskip("matplotlib")
+    from matplotlib import pyplot
+    from matplotlib.patches import Circle, FancyBboxPatch, PathPatch, Polygon
+
+    pag = graph(["a", "b$", "c"], {(0, 1): "o->", (1, 2): "<->"})
+    table = [type(patch) for patch in pag.plot().patches]
+    # The key has four edges of its own: four arrowheads and three circles.
+    assert (table.count(FancyBboxPatch), table.count(Polygon), table.count(Circle)) == (3, 3 + 4, 1 + 3)
+    assert PathPatch not in table
+    assert PathPatch in [type(patch) for patch in pag.plot(target=0).patches]
+    assert PathPatch in [type(patch) for patch in pag.plot(layout="column").patches]
+    assert PathPatch not in [type(patch) for patch in pag.plot(layout="graph", target=0, highlight=(1,)).patches]
+    empty = PAG(np.zeros((0, 0), np.int8)).plot()
+    empty.figure.canvas.draw()
+    with pytest.raises(InvalidArgument, match="layout must be"):
+        pag.plot(layout="circle")
     pyplot.close("all")

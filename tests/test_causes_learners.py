@@ -13,6 +13,7 @@ from heedful import InvalidArgument
 from heedful.lens.causes import (
     CIRCLE,
     NONE,
+    PAG,
     TAIL,
     DSeparation,
     FisherZ,
@@ -187,7 +188,62 @@ def test_data_and_its_names():
 def test_a_constant_column_stands_alone():
     data = np.random.default_rng(0).standard_normal((100, 3))
     data[:, 1] = 0.1
-    assert discover(data=data).adjacent(1) == ()
+    covariance = np.cov(data, rowvar=False)
+    covariance[1] = covariance[:, 1] = 0
+    for given in ({"data": data}, {"covariance": covariance, "samples": 100}):
+        with pytest.warns(UserWarning, match="'b' does not vary"):
+            pag = discover(**given, names=["a", "b", "c"])
+        assert pag.adjacent(1) == ()
+        assert pag.trust().level == "limited"
+        assert "'b' does not vary" in str(pag.trust())
+        assert PAG.from_dict(pag.to_dict()).notes == pag.notes
+
+
+@pytest.mark.parametrize("learner", ["icd", "fci", "pc"])
+def test_options_that_a_learner_does_not_take_are_refused(learner):
+    options = {"order": [0, 1, 2], "stable": True, "selection_bias": True, "max_tests": 100, "names": ["a", "b", "c"]}
+    able = {"icd": set(options), "fci": set(options) - {"order", "stable"}, "pc": {"max_tests", "names"}}[learner]
+    for name, value in options.items():
+        if name in able:
+            assert discover(np.eye(3), 100, learner=learner, **{name: value}).n == 3
+            continue
+        with pytest.raises(InvalidArgument, match=f"learner='{learner}' does not take {name}; .* learner='icd'"):
+            discover(np.eye(3), 100, learner=learner, **{name: value})
+        # A switch that is off asks for nothing.
+        assert discover(np.eye(3), 100, learner=learner, **{name: None}).n == 3
+    assert discover(np.eye(3), 100, learner=learner, selection_bias=False).n == 3
+    with pytest.raises(InvalidArgument, match="there is no option 'depth'"):
+        discover(np.eye(3), 100, learner=learner, depth=3)
+
+
+def test_a_matrix_that_no_data_has():
+    far = np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])
+    with pytest.raises(InvalidArgument, match=r"smallest eigenvalue of its correlation matrix is -0\.8"):
+        discover(far, samples=100)
+    with pytest.raises(InvalidArgument, match="no covariance"):
+        FisherZ(far, 100)
+    # Slightly off, as by rounding to three digits: a warning, and no good trust.
+    near = np.array([[1, 0.7, 0.72], [0.7, 1, 0], [0.72, 0, 1]])
+    assert -0.01 < np.linalg.eigvalsh(near)[0] < 0
+    with pytest.warns(UserWarning, match="not positive semidefinite"):
+        pag = discover(near, samples=100)
+    assert pag.trust().level != "good"
+    assert "not positive semidefinite" in str(pag.trust())
+    # What rounding in float64 leaves of a singular covariance is no matter.
+    data = np.random.default_rng(0).standard_normal((50, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert discover(np.cov(np.c_[data, data[:, 0] + 2 * data[:, 1]].T), samples=50, max_cond_size=1).notes == ()
+
+
+def test_frames_keep_their_names_and_say_which_column_is_text():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(np.random.default_rng(0).standard_normal((50, 3)), columns=["rain", "hose", "wet"])
+    assert discover(data=frame).names == discover(frame.cov(), samples=50).names == ("rain", "hose", "wet")
+    assert discover(data=frame, nodes=[2, 0]).names == ("wet", "rain")
+    frame["city"] = "Rome"
+    with pytest.raises(InvalidArgument, match="column 'city' must be left out or made numbers"):
+        discover(data=frame)
 
 
 def test_progress_counts_pairs(monkeypatch):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,7 +14,10 @@ from heedful._errors import InvalidArgument
 from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
+    from matplotlib.axes import Axes
 
     from heedful.lens.causes import PAG
 
@@ -23,13 +27,21 @@ __all__ = ["check_picture", "discover", "draw_to", "read_table", "write_text"]
 SHOWN = 60
 
 
-def read_table(file: Path) -> tuple[np.ndarray, list[str] | None]:
-    """The numbers of a CSV or npy file, and the names of its columns where a first line has them.
+class Table(NamedTuple):
+    """A file of numbers: its values, the names of its columns, and the labels of its rows, where it has any."""
+
+    values: np.ndarray
+    names: list[str] | None
+    labels: list[str] | None
+
+
+def read_table(file: Path) -> Table:
+    """The numbers of a CSV or npy file, with the names and row labels that it has.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "a.csv").write_text("rain,wet\\n1,0.5\\n0.5,1\\n")
-    ...     read_table(Path(folder) / "a.csv")[1]
+    ...     read_table(Path(folder) / "a.csv").names
     ['rain', 'wet']
     """
     import numpy as np
@@ -43,7 +55,7 @@ def read_table(file: Path) -> tuple[np.ndarray, list[str] | None]:
             raise InvalidArgument(f"{file} is no array that numpy saved: {error}") from None
         if found.ndim != 2 or not (np.issubdtype(found.dtype, np.floating) or np.issubdtype(found.dtype, np.integer)):
             raise InvalidArgument(f"{file} must hold a table of numbers; it has shape {found.shape} of {found.dtype}")
-        return found.astype(float), None
+        return Table(found.astype(float), None, None)
     try:
         lines = [line for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:
@@ -53,7 +65,7 @@ def read_table(file: Path) -> tuple[np.ndarray, list[str] | None]:
     return _numbers(lines, file)
 
 
-def _numbers(lines: list[str], file: Path) -> tuple[np.ndarray, list[str] | None]:
+def _numbers(lines: list[str], file: Path) -> Table:
     import csv
 
     import numpy as np
@@ -61,19 +73,51 @@ def _numbers(lines: list[str], file: Path) -> tuple[np.ndarray, list[str] | None
     sign = next((one for one in ",;\t" if one in lines[0]), None)
     rows = list(csv.reader(lines, delimiter=sign)) if sign else [line.split() for line in lines]
     rows = [[cell.strip() for cell in row] for row in rows]
-    names = None if all(_is_number(cell) for cell in rows[0]) else rows.pop(0)
-    # What pandas writes has its labels at the left too.
-    if names and rows and len(rows[0]) > 1 and not _is_number(rows[0][0]) and len(names) == len(rows[0]):
-        names, rows = names[1:], [row[1:] for row in rows]
-    for at, row in enumerate(rows):
-        if len(row) != len(rows[0]) or (names and len(row) != len(names)):
-            raise InvalidArgument(f"{file}: row {at + 1} has {len(row)} numbers where {len(names or rows[0])} belong")
-        wrong = next((cell for cell in row if not _is_number(cell)), None)
-        if wrong is not None:
-            raise InvalidArgument(f"{file}: {wrong!r:.30} in row {at + 1} is no number")
+    names = rows.pop(0) if _is_header(rows) else None
     if not rows:
         raise InvalidArgument(f"{file} has a line of names and no numbers")
-    return np.array(rows, float), names
+    # Labels at the left: pandas writes no name above them, R none at all.
+    width = len(rows[0])
+    labelled = names is not None and width > 1 and (len(names) == width - 1 or (len(names) == width and not names[0]))
+    labels = [row[0] for row in rows if row] if labelled else None
+    if names is not None and labels is not None:
+        names, rows = names[len(names) - width + 1 :], [row[1:] for row in rows]
+    for at, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]) or (names and len(row) != len(names)):
+            raise InvalidArgument(f"{file}: row {at} has {len(row)} numbers where {len(names or rows[0])} belong")
+        for column, cell in enumerate(row):
+            if _is_number(cell):
+                continue
+            where = f"column {names[column]!r}" if names else f"column {column + 1}"
+            if _is_missing(cell):
+                raise InvalidArgument(
+                    f"{file}: {cell!r:.30} in row {at} of {where} is no number; leave out rows with missing values, or fill them"
+                )
+            raise InvalidArgument(
+                f"{file}: {cell!r:.30} in row {at} of {where} is no number; leave the column out, or write numbers for its values"
+            )
+    return Table(np.array(rows, float), names, labels)
+
+
+def _is_header(rows: list[list[str]]) -> bool:
+    """Whether the first row names the columns: it holds text where the second has numbers, or nothing but text."""
+    first = [not (_is_number(cell) or _is_missing(cell)) for cell in rows[0]]
+    # The numbers that pandas gives to columns without names, behind the gap above its row labels.
+    if rows[0][0] == "" and rows[0][1:] == [str(at) for at in range(len(rows[0]) - 1)]:
+        return True
+    if not any(first) or len(rows) == 1:
+        return any(first)
+    second = [not (_is_number(cell) or _is_missing(cell)) for cell in rows[1]]
+    return (
+        len(first) != len(second)
+        or all(first)
+        or any(one and not other for one, other in zip(first, second, strict=True))
+    )
+
+
+def _is_missing(cell: str) -> bool:
+    """Whether a cell of a table says that its number is not known, or not finite."""
+    return cell.lower().lstrip("+-") in {"", "nan", "na", "n/a", "<na>", "null", "none", "inf", "infinity", "."}
 
 
 def _is_number(cell: str) -> bool:
@@ -105,14 +149,13 @@ def check_picture(path: Path | None) -> None:
         raise InvalidArgument(f"cannot draw {path}: give a name that ends in .png, .svg or .pdf")
 
 
-def draw_to(path: Path, pag: PAG, highlight: tuple[int, ...] = (), target: int | None = None) -> None:
-    """A picture of the graph, whose name was checked before the work began."""
+def draw_to(path: Path, draw: Callable[[], Axes]) -> None:
+    """A picture, whose name was checked before the work began."""
     import matplotlib
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
-    ax = pag.plot(highlight=highlight, target=target)
-    figure: Any = ax.figure
+    figure: Any = draw().figure
     try:
         figure.savefig(path, dpi=150)
     finally:
@@ -144,22 +187,39 @@ def discover(
     for place in filter(None, (dot, graphml, plot)):
         check_place(place)
     check_picture(plot)
-    numbers, names = read_table(file.expanduser())
+    table = read_table(file.expanduser())
     if data == (samples is not None):
         told = "a table of samples says itself how many there are; leave --samples out" if data else (
             "how many samples was the covariance made of? give --samples, or --data if the file holds the samples"
         )  # fmt: skip
         raise InvalidArgument(told)
-    options: dict[str, Any] = {"alpha": alpha, "learner": learner, "names": names, "selection_bias": selection_bias}
-    options |= {} if max_cond_size is None else {"max_cond_size": max_cond_size}
-    with progress() as say:
+    if (
+        not data
+        and table.labels
+        and table.names
+        and table.labels != table.names
+        and set(table.labels) == set(table.names)
+    ):
+        raise InvalidArgument(f"{file}: rows and columns of a covariance must have the same order; the first row is {table.labels[0]!r}, "
+                              f"the first column {table.names[0]!r}")  # fmt: skip
+    if selection_bias and learner == "pc":
+        raise InvalidArgument("--selection-bias is for icd and fci; pc assumes that nothing was selected")
+    options: dict[str, Any] = {"alpha": alpha, "learner": learner, "names": table.names, "max_cond_size": max_cond_size}
+    options |= {"selection_bias": True} if selection_bias else {}
+    with progress() as say, warnings.catch_warnings():
+        # What there is to warn of stands in the graph's trust, which is printed.
+        warnings.simplefilter("ignore", UserWarning)
         options |= {} if say is None else {"progress": lambda done, total: say("learning", done, total)}
-        found = learn(data=numbers, **options) if data else learn(numbers, samples=samples, **options)
+        found = learn(data=table.values, **options) if data else learn(table.values, samples=samples, **options)
+    if table.labels and data:
+        typer.echo(
+            f"the first column ({table.labels[0]!r}, ...) has no name and was read as labels of the rows", err=True
+        )
     for path, make in ((dot, found.to_dot), (graphml, found.to_graphml)):
         if path is not None:
             write_text(path, make())
     if plot is not None:
-        draw_to(plot, found)
+        draw_to(plot, lambda: found.plot(layout="graph"))
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else told_of(found))
     if not as_json:
         for path in filter(None, (dot, graphml, plot)):
@@ -173,6 +233,5 @@ def told_of(found: PAG) -> str:
     lines = [head, *(f"  {edge}" for edge in edges[:SHOWN])]
     if len(edges) > SHOWN:
         lines.append(f"  ... {len(edges) - SHOWN} more; --json prints all")
-    confidence = found.confidence
-    lines.append(f"{len(found.tests)} tests" + ("" if confidence is None else f", confidence {confidence:.2f}"))
+    lines.append(f"{len(found.tests)} independence tests")
     return "\n".join([*lines, *found.trust().sentences])

@@ -16,6 +16,7 @@ from heedful.lens.causes.covariance import (
     COVARIANCES,
     attention_correlation,
     attention_factor,
+    is_triangular,
     sem_weights,
     values_of,
     weights_of,
@@ -106,7 +107,7 @@ class AttentionCausalGraph:
         self.samples_ = self._samples(width, len(weights))
         weights = weights[list(self.heads_)]
         V = None if V is None else V[list(self.heads_)]
-        causal = bool(weights.shape[-1] > 1) and not np.triu(weights, 1).any()
+        causal = bool(weights.shape[-1] > 1) and is_triangular(weights)
         learner = ("ordered icd" if causal else "icd") if self.learner == "auto" else self.learner
         options = (None, self.covariance, V, groups)
         rows = attention_factor(weights, *options, normalize=self.normalize)

@@ -70,7 +70,8 @@ def judge(pag: PAG) -> Trust:
     if pairs == 0:
         return Trust("none", (f"A graph of {pag.n} node{'s' * (pag.n != 1)} has no pairs to test.",))
     edges = len(pag.edges())
-    void, doubts = [], []
+    void: list[str] = []
+    doubts = list(pag.notes)
     if pag.n > 2 and edges == pairs:
         void.append(f"Every one of the {pairs} pairs stays adjacent: no independence was found, so nothing is learned.")
     elif pag.n > 2 and edges > NEAR_COMPLETE * pairs:
@@ -94,7 +95,7 @@ def judge(pag: PAG) -> Trust:
         )
     sure = pag.confidence
     if sure is not None and len(pag.tests) and sure < UNSURE:
-        doubts.append(f"Many tests fell near the threshold: confidence {sure:.2f}.")
+        doubts.append("Many tests fell near the threshold: a slightly different sample may give another graph.")
     if void:
         return Trust("none", (*void, *doubts))
     if doubts:

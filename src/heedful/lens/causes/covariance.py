@@ -24,6 +24,8 @@ COVARIANCES = ("attention", "value", "output", "centered")
 SHRINKAGE = 0.1
 # Rows may miss one by what 16-bit weights lose.
 TOLERANCE = 1e-3
+# What arithmetic on weights leaves where nothing should be.
+ROUNDING = 1e-6
 # Below this length a row varies with nothing, so that it is independent of everything.
 SMALLEST = 1e-8
 
@@ -43,7 +45,7 @@ def attention_correlation(
     columns of V for draws of the exogenous u, the tokens have the covariance $A\, C_V A^T$ (Rohekar et al. 2023, section 3).
 
     Args:
-        A: weights `[..., n, n]`, tensors or arrays, rows that sum to one.
+        A: weights `[..., n, n]`, tensors or arrays, rows that sum to one. Negative numbers within 1e-6 of zero count as zero.
         nodes: the tokens to relate, in this order; all by default. Their rows are taken and every column is kept, since a
             column is an exogenous term: cutting it away would not marginalise a token but change the others.
         covariance: `"attention"` is $A A^T$, for white values: the default, since it needs the attention alone and is what the
@@ -146,16 +148,21 @@ def sem_weights(A: Any) -> Array:
     A = _square(A)
     _check_rows(A, [[place] for place in range(A.shape[-1])], normalize=True)
     diagonal = np.diagonal(A, axis1=-2, axis2=-1)
-    if np.triu(A, 1).any():
+    if not is_triangular(A):
         raise InvalidArgument(
             "sem_weights: A must be lower triangular, as causal attention is; a later token is attended to"
         )
     if not (diagonal > 0).all():
         raise InvalidArgument("sem_weights: every token must attend to itself; A has a zero on its diagonal")
-    lower = torch.from_numpy(A)
+    lower = torch.from_numpy(np.tril(A))
     D = torch.diag_embed(torch.from_numpy(diagonal.copy()))
     mixed = torch.linalg.solve_triangular(lower.mT, D, upper=True).mT
     return np.asarray(torch.eye(A.shape[-1], dtype=torch.float64) - mixed)
+
+
+def is_triangular(A: Array) -> bool:
+    """Whether no token attends to a later one, but for rounding."""
+    return bool((np.abs(np.triu(A, 1)) <= 1e-12).all())
 
 
 def weights_of(record: LayerRecord, sequence: int = 0) -> Array:
@@ -193,7 +200,7 @@ def _square(A: Any) -> Array:
         raise InvalidArgument(
             f"A must be attention weights [..., n, n], queries and keys the same; got shape {A.shape}"
         )
-    return A
+    return np.where((A < 0) & (A >= -ROUNDING), 0.0, A)
 
 
 def _check_rows(rows: Array, groups: list[list[int]], normalize: bool) -> None:

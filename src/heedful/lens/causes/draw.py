@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from heedful.lens.causes.graph import PAG
 
-__all__ = ["Arc", "Box", "Layout", "key", "layout", "plot", "svg"]
+__all__ = ["COLOURS", "FILLS", "KEY", "Arc", "Box", "Layout", "fitting", "key", "layout", "look", "plot", "svg", "wide"]
 
 # Pixels: between ports, of a box without many of them, between boxes, around everything, of an end mark, of arcs.
 PORT, ROW, GAP, EDGE, LEAD, REACH = 8.0, 20.0, 4.0, 6.0, 11.0, 250.0
@@ -36,6 +36,8 @@ COLOURS = {
     "ink": "#1d2129", "soft": "#5f6672", "line": "#d5d1c6", "paper": "#ffffff", "raised": "#f4f2ec",
     "warm": "#f0c594", "directed": "#14508c", "latent": "#b0410e",
 }  # fmt: skip
+# A box by its role: its colour, that of its border, that of its text.
+FILLS = {"": ("raised", "line", "ink"), "chosen": ("warm", "ink", "ink"), "target": ("ink", "ink", "paper")}
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,13 @@ def layout(pag: PAG, highlight: Collection[int] = (), target: int | None = None)
     ranked = _ranked(marks, pairs, set(highlight), target)
     strong = set(ranked[: _shown(marks, ranked, set(highlight), target, count)])
     drawn = ranked[:ARCS]
-    column = EDGE + min(WIDEST, max((_wide(name) for name in names), default=0.0) + 14)
+    column = EDGE + min(WIDEST, max((wide(name) for name in names), default=0.0) + 14)
     ports = _ports(count, strong)
     boxes, top = [], EDGE
     for node, name in enumerate(names):
         height = max(ROW, _apart(ports[node]) * len(ports[node]) + 6)
-        role = "target" if node == target else "chosen" if node in highlight else ""
-        boxes.append(Box(node, _fitting(name, column - EDGE - 12), name, top, height, role))
+        role = "chosen" if node in highlight else "target" if node == target else ""
+        boxes.append(Box(node, fitting(name, column - EDGE - 12), name, top, height, role))
         top += height + GAP
     places = {(node, edge): boxes[node].middle + _apart(own) * (at - (len(own) - 1) / 2)
               for node, own in enumerate(ports) for at, edge in enumerate(own)}  # fmt: skip
@@ -137,8 +139,10 @@ def layout(pag: PAG, highlight: Collection[int] = (), target: int | None = None)
         reach = 16 + (REACH - 16) * (span / max(longest, 8 * ROW)) ** 0.75
         ends = places[a, (a, b)], places[b, (a, b)]
         arcs.append(Arc(a, b, int(marks[b, a]), int(marks[a, b]), *ends, reach, (a, b) in strong))
-    wide = column + LEAD + 0.75 * max((arc.reach for arc in arcs), default=0.0) + EDGE
-    return Layout(max(wide, column + 90), top - GAP + EDGE, column, tuple(boxes), tuple(arcs), len(ranked) - len(drawn))
+    across = column + LEAD + 0.75 * max((arc.reach for arc in arcs), default=0.0) + EDGE
+    return Layout(
+        max(across, column + 90), top - GAP + EDGE, column, tuple(boxes), tuple(arcs), len(ranked) - len(drawn)
+    )
 
 
 def _ranked(marks: Any, pairs: list[tuple[int, int]], chosen: set[int], target: int | None) -> list[tuple[int, int]]:
@@ -190,7 +194,7 @@ def _apart(ports: Collection[Any]) -> float:
     return min(PORT, max(6.6, 80 / max(1, len(ports))))
 
 
-def _wide(text: str) -> float:
+def wide(text: str) -> float:
     """About how many pixels a text takes, rather too many than too few."""
     return FONT * sum(_em(sign) for sign in text)
 
@@ -203,10 +207,11 @@ def _em(sign: str) -> float:
     return 0.42 if sign in "fijlrt.,;:'!|()[] " else 0.72 if sign.isupper() else 0.64
 
 
-def _fitting(text: str, room: float) -> str:
-    if _wide(text) <= room:
+def fitting(text: str, room: float) -> str:
+    """A text cut to so many pixels."""
+    if wide(text) <= room:
         return text
-    while text and _wide(text) + 0.56 * FONT > room:
+    while text and wide(text) + 0.56 * FONT > room:
         text = text[:-1]
     return text + "\u2026"
 
@@ -236,15 +241,14 @@ def plot(
         points = [(drawn.column, arc.y_a), (start, arc.y_a), (far, arc.y_a), (far, arc.y_b), (start, arc.y_b),
                   (drawn.column, arc.y_b)]  # fmt: skip
         path = Path(points, [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO])
-        colour, dashes = _look(arc)
+        colour, dashes = look(arc)
         alpha, line = (1.0, 1.4) if arc.strong else (drawn.paleness, 0.6)
         ax.add_patch(PathPatch(path, fc="none", ec=colour, lw=line, alpha=alpha, ls=dashes if arc.strong else "-"))
         if arc.strong:
             for mark, y in ((arc.at_a, arc.y_a), (arc.at_b, arc.y_b)):
                 _mark(ax, mark, drawn.column, y, colour)
-    fills = {"": ("raised", "line", "ink"), "chosen": ("warm", "ink", "ink"), "target": ("ink", "ink", "paper")}
     for box in drawn.boxes:
-        face, edge, text = (COLOURS[name] for name in fills[box.role])
+        face, edge, text = (COLOURS[name] for name in FILLS[box.role])
         ax.add_patch(FancyBboxPatch((EDGE, box.top), drawn.column - EDGE, box.height,
                                     boxstyle="round,pad=0,rounding_size=4", fc=face, ec=edge, lw=0.8))  # fmt: skip
         # A dollar sign would begin mathematics.
@@ -258,7 +262,8 @@ def plot(
     return ax
 
 
-def _look(arc: Arc) -> tuple[str, Any]:
+def look(arc: Arc) -> tuple[str, Any]:
+    """The colour and the dashes of an edge."""
     if arc.kind == "latent":
         return COLOURS["latent"], (0, (4, 2))
     return COLOURS["directed" if arc.kind == "directed" else "soft"], "-"
@@ -288,7 +293,7 @@ def _key(ax: Axes, drawn: Layout) -> None:
     """What marks mean, below the picture."""
     for at, (left, right, told) in enumerate(KEY):
         x, y = EDGE + 140 * (at % 2), drawn.height + 12 + 18 * (at // 2)
-        colour, dashes = _look(Arc(0, 1, left, right, y, y, 0, True))
+        colour, dashes = look(Arc(0, 1, left, right, y, y, 0, True))
         ax.plot([x + 3, x + 31], [y, y], color=colour, lw=1.4, ls=dashes)
         _mark(ax, left, x, y, colour)
         _mark(ax, right, x + 34, y, colour, -1)

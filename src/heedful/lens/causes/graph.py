@@ -65,6 +65,7 @@ class PAG:
         learner, alpha, samples: how it was learned.
         reach: conditioning sets up to this size were tried; the graph is valid for these. None if the learner ended by itself.
         stopped: why the learner stopped before it was done; empty if it did not.
+        notes: what was odd about the data, in plain sentences.
 
     >>> from heedful.lens.causes import PAG
     >>> pag = PAG.from_dag([[], [], [0, 1], [2]], observed=range(4), names=["rain", "hose", "wet", "slip"])
@@ -85,6 +86,7 @@ class PAG:
     samples: int | None = None
     reach: int | None = None
     stopped: str = ""
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         marks = np.array(self.marks, np.int8)
@@ -262,7 +264,8 @@ class PAG:
         return icd(oracle, names=names, selection_bias=bool(chosen))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types alone; `from_dict` reads it back."""
+        """JSON types alone; `from_dict` reads it back. `edge_confidence` is in the order of `edges`."""
+        sure = self.edge_confidence()
         return {
             "names": list(self.names),
             "marks": self.marks.tolist(),
@@ -278,7 +281,10 @@ class PAG:
             "samples": self.samples,
             "reach": self.reach,
             "stopped": self.stopped,
-            "confidence": self.confidence,
+            "notes": list(self.notes),
+            "edge_confidence": [float(sure[edge.a, edge.b]) for edge in self.edges()]
+            if self.alpha is not None
+            else None,
             "density": self.density,
             "trust": self.trust().to_dict(),
         }
@@ -294,6 +300,7 @@ class PAG:
                 sepsets={(int(a), int(b)): tuple(each) for a, b, each in told["sepsets"]},
                 tests=Tests.from_dict(told["tests"]),
                 order=None if told["order"] is None else tuple(told["order"]),
+                notes=tuple(told.get("notes", ())),
                 **{name: told[name] for name in same},
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -320,11 +327,21 @@ class PAG:
         """From a `causallearn` GeneralGraph or its `graph` matrix."""
         return exports.from_causallearn(graph)
 
-    def plot(self, ax: Axes | None = None, highlight: Iterable[int] = (), target: int | None = None) -> Axes:
-        """Draws the graph; `highlight` are nodes to stand out, `target` the one asked about."""
-        from heedful.lens.causes.draw import plot
+    def plot(
+        self, ax: Axes | None = None, highlight: Iterable[int] = (), target: int | None = None, layout: str = "auto"
+    ) -> Axes:
+        """Draws the graph; `highlight` are nodes to stand out, `target` the one asked about.
 
-        return plot(self, ax=ax, highlight=tuple(highlight), target=target)
+        `layout="column"` keeps the order of the nodes, as for the words of a text; `"graph"` puts nodes that share edges near one another and
+        causes above effects. `"auto"` takes the column where there is a target or an order.
+        """
+        from heedful.lens.causes import diagram, draw
+
+        if layout not in ("auto", "column", "graph"):
+            raise InvalidArgument(f"layout must be 'auto', 'column' or 'graph'; got {layout!r}")
+        ordered = target is not None or self.order is not None
+        room: Any = draw if layout == "column" or (layout == "auto" and ordered) else diagram
+        return room.plot(self, ax=ax, highlight=tuple(highlight), target=target)
 
     def __iter__(self) -> Iterator[Edge]:
         return iter(self.edges())

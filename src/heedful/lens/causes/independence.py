@@ -24,6 +24,7 @@ __all__ = [
     "RhoThreshold",
     "RowFisherZ",
     "correlation",
+    "indefiniteness",
     "log_p_value",
 ]
 
@@ -31,6 +32,8 @@ Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+# Smallest eigenvalues of a correlation matrix: above the first they are rounding, below the second no data explains them.
+_ROUNDING, _IMPOSSIBLE = -1e-8, -1e-2
 # What is left of a variable's variance once rounding alone can explain it: 64 roundings of a variance of one.
 _NOTHING = 64 * float(np.finfo(np.float64).eps)
 # Numbers held at once by one block of tests: 16 MiB.
@@ -90,7 +93,7 @@ def log_p_value(rho: ArrayLike, samples: int, size: int) -> Floats:
 def correlation(covariance: ArrayLike) -> Floats:
     r"""Checks a covariance matrix and scales it: $R_{ij} = C_{ij} / \sqrt{C_{ii} C_{jj}}$, in float64.
 
-    A variable without variance gets correlation 0 with all others.
+    A variable without variance gets correlation 0 with all others. A matrix far from positive semidefinite is refused.
 
     >>> from heedful.lens.causes import correlation
     >>> correlation([[4.0, 1.0], [1.0, 1.0]])
@@ -118,7 +121,23 @@ def correlation(covariance: ArrayLike) -> Floats:
         )
     np.clip(found, -1.0, 1.0, out=found)
     np.fill_diagonal(found, 1.0)
+    least = indefiniteness(found)
+    if least < _IMPOSSIBLE:
+        raise InvalidArgument(
+            f"this is no covariance: the smallest eigenvalue of its correlation matrix is {least:.3g}, and that of data is never "
+            "negative; compute it from rows without missing values, or give the rows themselves as data"
+        )
     return found
+
+
+def indefiniteness(R: Floats) -> float:
+    """The smallest eigenvalue of a correlation matrix where it is negative beyond rounding, else 0.
+
+    >>> round(indefiniteness(np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])), 3)
+    -0.8
+    """
+    least = float(np.linalg.eigvalsh(R)[0]) if len(R) else 0.0
+    return least if least < _ROUNDING * len(R) else 0.0
 
 
 class _Partial:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
+from inspect import signature
 from itertools import chain
 from operator import or_
 from typing import Any
+from warnings import warn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from heedful._errors import InvalidArgument
-from heedful.lens.causes.asking import BLOCK, OutOfBudget, Progress, Questions, Sets, subsets
+from heedful.lens.causes.asking import BLOCK, OutOfBudget, Progress, Questions, Sets, check_nodes, subsets
 from heedful.lens.causes.graph import PAG
-from heedful.lens.causes.independence import FisherZ, IndependenceTest, correlation
+from heedful.lens.causes.independence import FisherZ, IndependenceTest, correlation, indefiniteness
 from heedful.lens.causes.orientation import Oriented, meek, open_marks
 from heedful.lens.causes.paths import Marks, bits, mask_of, reachable_sets
 from heedful.lens.causes.state import Pair, State
@@ -270,7 +273,11 @@ def discover(
         alpha: level of the test, in (0, 1).
         learner: `"icd"`, `"fci"` or `"pc"`.
         data: `[samples, n]` instead of a covariance; a data frame's column names are used.
-        options: for the learner: `nodes`, `names`, `order`, `selection_bias`, `max_cond_size`, `max_tests`, `stable`, `progress`.
+        options: for the learner: `nodes`, `names`, `max_cond_size`, `max_tests`, `progress`; `selection_bias` of `icd` and `fci`;
+            `order` and `stable` of `icd` alone.
+
+    A matrix that no data can have is refused. A variable that does not vary, or a matrix that rounding or pairwise deletion made slightly
+    indefinite, gives a warning, and `trust()` says so.
 
     >>> import numpy as np
     >>> from heedful.lens.causes import discover
@@ -283,18 +290,61 @@ def discover(
         raise InvalidArgument(f"learner must be one of {', '.join(LEARNERS)}; got {learner!r}")
     if (covariance is None) == (data is None):
         raise InvalidArgument("give either a covariance with samples=..., or data=...")
+    _check_options(learner, options)
+    given = covariance if data is None else data
     if data is not None:
         if samples is not None:
             raise InvalidArgument("samples are the rows of data; give samples with a covariance alone")
-        covariance, samples, names = _from_data(data)
-        if options.get("nodes") is not None and names is not None:
-            names = [names[v] for v in options["nodes"]]
-        options.setdefault("names", names)
+        covariance, samples = _from_data(data)
     elif samples is None:
         raise InvalidArgument("a covariance needs samples=..., how many draws it was computed from")
     assert covariance is not None
     assert samples is not None
-    return LEARNERS[learner](FisherZ(covariance, samples, alpha), **options)
+    columns = [str(name) for name in getattr(given, "columns", ())]
+    if options.get("names") is None and columns:
+        nodes = options.get("nodes")
+        options["names"] = columns if nodes is None else [columns[v] for v in check_nodes(len(columns), nodes)]
+    test = FisherZ(covariance, samples, alpha)
+    graph = LEARNERS[learner](test, **options)
+    notes = _oddities(np.asarray(covariance, np.float64), check_nodes(test.n, options.get("nodes")), graph.names)
+    for note in notes:
+        warn(note, stacklevel=2)
+    return replace(graph, notes=notes)
+
+
+def _check_options(learner: str, options: dict[str, Any]) -> None:
+    """Refuses what this learner does not take, by name; a switch that is off asks for nothing."""
+    known = {name: [*signature(function).parameters][1:] for name, function in LEARNERS.items()}
+    for option in [name for name in options if name not in known[learner]]:
+        able = [name for name, names in known.items() if option in names]
+        if not able:
+            raise InvalidArgument(f"there is no option {option!r}; {learner} takes {', '.join(known[learner])}")
+        value = options.pop(option)
+        if value is not None and value is not False:
+            raise InvalidArgument(
+                f"learner={learner!r} does not take {option}; leave it out, or take learner={' or '.join(map(repr, able))}"
+            )
+
+
+def _oddities(
+    covariance: np.ndarray[Any, np.dtype[np.float64]], nodes: list[int], names: Sequence[str]
+) -> tuple[str, ...]:
+    """What is wrong with a covariance, if not so wrong that it is refused."""
+    notes = []
+    still = [name for node, name in zip(nodes, names, strict=True) if not covariance[node, node] > 0]
+    if still:
+        one = len(still) == 1
+        notes.append(
+            f"{', '.join(map(repr, still))} {'does' if one else 'do'} not vary: a constant is independent of everything, so "
+            f"{'it has' if one else 'they have'} no edges, and nothing is learned about {'it' if one else 'them'}."
+        )
+    least = indefiniteness(correlation(covariance))
+    if least:
+        notes.append(
+            f"The covariance is not positive semidefinite (smallest eigenvalue of the correlation {least:.2g}): no data has exactly this "
+            "matrix, so partial correlations are only approximate. Rounded numbers or pairwise deletion of missing values cause this."
+        )
+    return tuple(notes)
 
 
 def discover_data(data: ArrayLike, alpha: float = 0.01, learner: str = "icd", **options: Any) -> PAG:
@@ -302,12 +352,19 @@ def discover_data(data: ArrayLike, alpha: float = 0.01, learner: str = "icd", **
     return discover(data=data, alpha=alpha, learner=learner, **options)
 
 
-def _from_data(data: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int, list[str] | None]:
-    names = [str(name) for name in data.columns] if hasattr(data, "columns") else None
+def _from_data(data: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int]:
     try:
         values = np.array(data.detach().cpu().numpy() if hasattr(data, "detach") else data, np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"data must be a table of numbers; got {type(data).__name__}") from None
+        text = [
+            str(name) for name, kind in getattr(data, "dtypes", {}).items() if getattr(kind, "kind", "O") not in "biuf"
+        ]
+        which = (
+            f"; column{'s' * (len(text) != 1)} {', '.join(map(repr, text))} must be left out or made numbers"
+            if text
+            else ""
+        )
+        raise InvalidArgument(f"data must be a table of numbers; got {type(data).__name__}{which}") from None
     if values.ndim != 2:
         raise InvalidArgument(f"data must be [samples, variables]; got shape {values.shape}")
     if not np.isfinite(values).all():
@@ -318,4 +375,4 @@ def _from_data(data: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int, l
     # What rounding leaves of a constant is no variance.
     centred[:, largest <= 1e-13 * np.abs(values).max(axis=0, initial=0.0)] = 0.0
     centred /= np.where(largest > 0, largest, 1.0)
-    return correlation(centred.T @ centred), len(values), names
+    return centred.T @ centred, len(values)
