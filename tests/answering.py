@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
 WORDS = [
@@ -75,6 +75,38 @@ def masked(seed=1):
 def gpt2(seed=1):
     sizes = {"vocab_size": len(VOCABULARY), "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64}
     return lively(hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)), seed)
+
+
+def gpt2_classifier(seed=1, pad=None):
+    """Without a padding token by default, as GPT-2 comes."""
+    sizes = {"vocab_size": len(VOCABULARY), "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64, "num_labels": 3}
+    marks = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": pad}
+    return lively(hf.GPT2ForSequenceClassification(hf.GPT2Config(**sizes, **marks)), seed)
+
+
+CAPITALS = "Madrid is the capital of Spain. Paris is the capital of France \U0001f600 and don't forget it."
+
+
+def byte_level():
+    """A tokenizer of bytes as GPT-2's: a space belongs to the word behind it, and one mark serves for all."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator([CAPITALS, " Spain France Madrid Paris is the capital of"] * 4, trainer)
+    marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|end|>")
+    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=64, **marks)
+
+
+def byte_gpt2(seed=1):
+    """A language model for `byte_level`."""
+    sizes = {"vocab_size": 400, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64}
+    return lively(hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)), seed)
 
 
 def llama(seed=1, cls=hf.LlamaForCausalLM, **more):

@@ -90,7 +90,15 @@ def test_the_section_tells_set_graph_and_baselines(demo):
     for name in found.baselines:
         assert name in told.summary
         assert name in told.html
-    assert set(found.words) <= set(re.findall(r"<b><bdi>([^<]*)</bdi></b>", told.html))
+    marked = set(re.findall(r"<b><bdi>([^<]*)</bdi></b>", told.html))
+    assert {word for one in found.sets for word in one.words} <= marked
+    for words in (told.summary, told.html):
+        for one in found.sets:
+            assert f"{one.score:.3f}" in words
+        for one in found.scores[:3]:
+            assert one.word in words
+        assert "margin" not in words
+        assert "hangs on" not in words
     assert f"N={found.pag.samples}, alpha=0.01" in told.summary.replace("\n", " ")
     assert "384; 0.01" in told.html
     assert "p-values are a scale" in told.html
@@ -120,7 +128,7 @@ def test_a_long_text_is_cut_and_that_is_said(demo):
     assert len(told.result.tokens) <= page.TOKENS
     # What look left out is not read here either.
     notes = []
-    assert page._beginning(subject_of(demo, text, limit=12), notes).startswith("when the water of the river had risen")
+    assert page._beginning(subject_of(demo, text, limit=12), notes).startswith("When the water of the river had risen")
     assert notes == []
 
 
@@ -162,29 +170,23 @@ def test_a_text_of_one_token(demo):
 @with_demo
 def test_the_text_is_put_together_and_marked(short, long):
     text = page._text(short)
-    assert re.sub("<[^>]+>", "", text).split() == [
-        "[CLS]",
-        "the",
-        "animal",
-        "did",
-        "not",
-        "cross",
-        "the",
-        "street",
-        "because",
-        "it",
-        "was",
-        "too",
-        "tired.",
-        "[SEP]",
-    ]
+    assert re.sub("<[^>]+>", "", text) == SHORT
     assert text.count("class=chosen") == short.size
-    assert "<span class=outside><bdi>[CLS]</bdi></span>" in text
-    joined = re.sub("<[^>]+>", "", page._text(long))
-    assert "cellars" in joined
-    assert "##" not in joined
-    assert page._pieces(["\u0120the", "\u0120cat", "s"], "next-token") == [(" ", "the"), (" ", "cat"), ("", "s")]
-    assert page._pieces(["Alien (1979)", "##x"], "recommendation") == [(" ", "Alien (1979)"), (" ", "##x")]
+    assert text.count("class=equal") == len(short.sets) - 1
+    assert "<span class=outside>.</span>" in text
+    assert re.sub("<[^>]+>", "", page._text(long)) == LONG
+
+
+@with_demo
+def test_words_of_any_script_stand_as_they_were_written(demo):
+    """Of Hebrew the tokenizer makes pieces, of signs it does not know [UNK]."""
+    text = "\u05d4\u05d7\u05ea\u05d5\u05dc \u05d9\u05e9\u05d1 \u05e2\u05dc \u05d4\u05e9\u05d8\u05d9\u05d7 \U0001f600"
+    found = explain(demo[0], text, tokenizer=demo[1], baselines=False)
+    assert set(found.names) - {found.names[found.target_node]} == set(text.split())
+    html = page.fragment(found)
+    assert re.search(r'<p class="causes-text" dir="auto">(.*?)</p>', html).group(1).count("<span") == 5
+    assert re.sub("<[^>]+>", "", page._text(found)) == text
+    assert "[UNK]" not in html
 
 
 @with_demo
@@ -202,18 +204,31 @@ def test_a_page_of_its_own(short, classified):
 
 @with_demo
 def test_a_set_that_was_not_found_is_no_set(short):
-    failed = dataclasses.replace(short, found=False, flipped_to=None)
-    assert "No set of at most 5 words moves" in page.told(failed)
-    assert "No set of at most 5 words moves" in page.fragment(failed)
+    failed = dataclasses.replace(short, found=False, flipped_to=None, sets=())
+    assert "No set of at most 5 words that was tried changes the embedding" in page.told(failed).replace("\n", " ")
+    assert "No set of at most 5 words that was tried changes the embedding" in page.fragment(failed)
     assert re.search(r"causal \(this\)\s+none\s+none", page.told(failed))
-    said = dataclasses.replace(failed, task="classification", answer="good")
-    assert "The model says 'good'; no set of at most 5 words changes that." in page.told(said).replace("\n", " ")
-    flipped = dataclasses.replace(short, task="classification", answer="good", flipped_to="bad")
-    assert "the model says 'bad'" in page.told(flipped).replace("\n", " ")
+    odds = short.effect._replace(probability_before=0.8, probability_after=0.2)
+    said = dataclasses.replace(failed, task="classification", answer="good", effect=odds)
+    told = page.told(said).replace("\n", " ")
+    assert (
+        "The model answers 'good' (probability 0.800). No set of at most 5 words that was tried changes the answer."
+        in told
+    )
+    one = short.sets[0]._replace(answer="bad", score=0.2)
+    flipped = dataclasses.replace(
+        short, task="classification", answer="good", flipped_to="bad", sets=(one,), effect=odds
+    )
+    told = page.told(flipped).replace("\n", " ")
+    assert (
+        "Masking animal alone changes the answer: the model answers 'bad', and the probability of 'good' is then 0.200"
+        in told
+    )
     second = dataclasses.replace(flipped, rank=2)
     for told in (page.told(second), page.fragment(second)):
-        assert "is the model's answer number 2." in told.replace("\n", " ")
-        assert "model says" not in told
+        assert re.search(r"is the model.s answer number 2 \(probability 0.800\)", told.replace("\n", " "))
+        assert "lose that rank" in told.replace("\n", " ")
+        assert "the model answers" not in told
 
 
 @with_demo

@@ -1,4 +1,4 @@
-"""`heedful explain`: the words that a model's answer hangs on."""
+"""`heedful explain`: the words whose removal changes a model's answer."""
 
 from __future__ import annotations
 
@@ -51,23 +51,34 @@ def explain(
     covariance: Annotated[str, typer.Option(help="attention, centered, value or output.")] = "attention",
     learner: Annotated[str, typer.Option(help="auto, icd, fci or pc.")] = "auto",
     replace: Annotated[str, typer.Option(help="What a word becomes: auto, mask, drop or pad.")] = "auto",
+    task: Annotated[
+        str, typer.Option(help="auto, classification, mlm, next-token; embedding leaves the head out.")
+    ] = "auto",
     max_size: Annotated[int, typer.Option(help="No sets larger than this.")] = 5,
+    max_sets: Annotated[int, typer.Option(help="List so many sets of the smallest size.")] = 10,
     max_calls: Annotated[int, typer.Option(help="Ask about so many inputs at most.")] = 2000,
     candidates: Annotated[
         int | None, typer.Option(help="Words that take part, the most attended.", show_default="32")
     ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Of a text that is too long, read as much as the model can.")
+    ] = False,
+    windows: Annotated[
+        bool, typer.Option("--windows", help="Explain a long text window by window, each by itself.")
+    ] = False,
     no_baselines: Annotated[bool, typer.Option("--no-baselines", help="The causal search alone.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write a page to look at here.")] = None,
     dot: Annotated[Path | None, typer.Option(help="Write the graph as Graphviz source here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the graph here: .png, .svg, .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Finds the smallest set of words that a model's answer hangs on.
+    """Finds the smallest sets of words whose removal changes a model's answer.
 
-    Learns the causal graph over the words from attention, takes away the sets
-    it proposes, and asks the model again. Classifiers, masked and causal
-    language models; of an encoder without a head, what moves its embedding.
-    Reads this disk alone, never the network.
+    Learns the causal graph over the words from attention, removes the sets it
+    proposes, and asks the model again; lists every set of the smallest size
+    found and the effect of each word. Classifiers, masked and causal language
+    models; of an encoder without a head, what changes its embedding. Reads this
+    disk alone, never the network.
     """
     from heedful.cli.discover import check_picture, draw_to, write_text
     from heedful.cli.look import progress, read_text
@@ -87,18 +98,27 @@ def explain(
     options: dict[str, Any] = {
         "alpha": alpha, "layer": layer, "heads": _heads(heads), "n_samples": _samples(samples), "covariance": covariance,
         "learner": learner, "replace": replace, "max_size": max_size, "max_calls": max_calls, "candidates": candidates,
-        "baselines": not no_baselines,
+        "baselines": not no_baselines, "task": task, "max_sets": max_sets, "truncate": truncate,
     }  # fmt: skip
+    if windows and any((truncate, out, dot, plot)):
+        raise InvalidArgument(
+            "--windows prints an explanation for each window; leave --truncate, --out, --dot and --plot out"
+        )
     words = read_text(text, file)
+    asked = SENTENCE if words is None else words
     with progress() as say:
         explainer = CausalExplainer(None if folder == DEMO else folder, **options)
-        found = explainer.explain(SENTENCE if words is None else words, target, progress=say)
+        every = explainer.explain_windows(asked, target, progress=say) if windows else []
+        found = every[0] if windows else explainer.explain(asked, target, progress=say)
+    if windows:
+        show_windows(every, as_json)
+        return
     if out is not None:
         write_text(out, found.to_html())
     if dot is not None:
         write_text(dot, found.pag.to_dot())
     if plot is not None:
-        draw_to(plot, found.pag, found.indices, found.target_node)
+        draw_to(plot, found.plot)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
         return
@@ -107,13 +127,24 @@ def explain(
         typer.echo(f"written to {path}")
 
 
+def show_windows(every: list[Explanation], as_json: bool) -> None:
+    """The explanations of a long text, one after the other."""
+    if as_json:
+        typer.echo(json.dumps({"windows": [one.to_dict() for one in every]}, indent=2))
+        return
+    for one in every:
+        typer.echo(f"{one.part[:1].upper()}{one.part[1:]}.")
+        show(one)
+        typer.echo("")
+
+
 def show(found: Explanation) -> None:
     """The explanation for people, the answer in bold where the terminal has any."""
     from rich.console import Console
     from rich.text import Text
 
-    from heedful.lens.causes.page import told
+    from heedful.lens.causes.telling import lines
 
     console = Console(highlight=False)
-    answer, graph, rest = told(found, min(console.width, 100)).partition("\nGraph of ")
-    console.print(Text(answer, "bold"), Text(graph + rest), sep="")
+    first, *rest = lines(found, min(console.width, 100))
+    console.print(Text(first, "bold"), Text("\n".join(rest)), sep="\n")

@@ -28,7 +28,7 @@ _HOMES = {
     **dict.fromkeys(("attention_correlation", "attention_factor", "sem_weights", "weights_of"), "covariance"),
     **dict.fromkeys(("Stability", "stability"), "sweeps"),
     "AttentionCausalGraph": "attention_graph",
-    **dict.fromkeys(("Alternative", "CausalExplainer", "Effect", "Explanation", "explain"), "explanation"),
+    **dict.fromkeys(("CausalExplainer", "Effect", "Explanation", "Removal", "WordScore", "explain"), "explanation"),
     **dict.fromkeys(("Recommender", "Seen", "Task", "TextModel"), "tasks"),
     **dict.fromkeys(("Found", "Inquiry", "Replies", "Reply", "exhaustive", "pruned", "search"), "searching"),
     **dict.fromkeys(("BaselineResult", "compare"), "baselines"),

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import textwrap
-from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 from heedful.lens.causes import draw
+from heedful.lens.causes.telling import after, by_reason, headline, methods, shown, told
 from heedful.lens.sections import Section, html_table, readable
 
 if TYPE_CHECKING:
     from heedful.lens.causes.explanation import Explanation
     from heedful.lens.sections import Subject
 
-__all__ = ["fragment", "html_of", "section", "told"]
+__all__ = ["fragment", "html_of", "section"]
 
 # Tokens of a long text that are explained, and inputs that the model is asked about: some seconds on two cores.
 TOKENS, CALLS = 64, 300
 # Parameters of a model that is opened a second time for its head.
 PARAMETERS = 500_000_000
-SETTLED = {"mask": "a mask", "drop": "nothing: it is hidden from attention", "pad": "padding"}
+SETTLED = {"mask": "a mask", "drop": "nothing: the model no longer reads it", "pad": "padding"}
 CAVEATS = (
     "Taking words away is the evidence; the graph only proposes which. It shows how this model's attention ties its words "
     "together, not what causes what in the world.",
@@ -33,7 +31,7 @@ CAVEATS = (
 
 
 def section(subject: Subject) -> Section:
-    """The smallest set of words found that the model's answer hangs on, and the graph over the tokens.
+    """The smallest sets of words whose removal changes the model's answer, and the graph over the tokens.
 
     A model without a head is asked whether its sentence embedding moves; one that a folder holds with its head is opened with it.
 
@@ -74,9 +72,11 @@ def _asked(subject: Subject) -> tuple[Any, str]:
         return "embedding" if kind == "mlm" and (not mask or subject.text.count(mask) != 1) else kind
 
     model, config = subject.model, getattr(subject.model, "config", None)
-    headed = str(next(iter(getattr(config, "architectures", None) or ()), "")).endswith(tuple(answers.KINDS))
+    named = str(next(iter(getattr(config, "architectures", None) or ()), ""))
     # `look` opens a folder without its head.
-    if subject.folder is not None and headed and not type(model).__name__.endswith(tuple(answers.KINDS)):
+    bare = subject.folder is not None and not type(model).__name__.endswith(tuple(answers.KINDS))
+    bare = bare and not getattr(config, "is_encoder_decoder", False)
+    if bare and subject.folder and named and answers.kind_named(named) is not None:
         size = sum(parameter.numel() for parameter in model.parameters())
         if size > PARAMETERS:
             raise Unsupported(
@@ -91,75 +91,15 @@ def _asked(subject: Subject) -> tuple[Any, str]:
 
 def _beginning(subject: Subject, notes: list[str]) -> str:
     """The text, or as much of it as is explained."""
+    from heedful.bridges import answers
+
     ids = subject.inputs.get("input_ids")
     if ids is None:
         return subject.text
+    text = answers.beginning(subject.tokenizer, subject.text, min(int(ids.shape[1]), TOKENS))
     if ids.shape[1] > TOKENS:
         notes.append(f"Of this text the first {TOKENS} tokens were read here.")
-        # The mark that ends a text comes back when it is read.
-        ids = ids[:, : TOKENS - 1]
-    elif len(subject.tokenizer(subject.text, verbose=False)["input_ids"]) <= ids.shape[1]:
-        return subject.text
-    return str(subject.tokenizer.decode(ids[0], skip_special_tokens=True))
-
-
-def told(found: Explanation, width: int = 100) -> str:
-    """An explanation in lines of at most so many columns."""
-    pag = found.pag
-    where = f"layer {found.layer}" + (f", head {found.head}" if found.head is not None else "")
-    asked = f"; {found.calls} inputs asked about" if found.calls != 1 else ""
-    graph = (
-        f"Graph of {where}: {pag.n} nodes, {len(pag.edges())} edges, {len(pag.latent_pairs())} of them hidden common causes; "
-        f"{pag.learner.upper()}, N={pag.samples}, alpha={pag.alpha:g}{asked}"
-    )
-    lines = textwrap.wrap(_answer(found), width) + textwrap.wrap(graph, width)
-    if found.baselines:
-        lines.append(f"{'method':<18} {'size':>4} {'pruned':>6} {'calls':>5}  set")
-        for name, size, least, calls, words in _methods(found):
-            short = textwrap.shorten(words, max(20, width - 38), placeholder=" ...")
-            lines.append(f"{name:<18} {size:>4} {least:>6} {calls:>5}  {short}".rstrip())
-    for sentence in found.trust:
-        lines += textwrap.wrap(sentence, width)
-    return "\n".join(lines)
-
-
-def _answer(found: Explanation) -> str:
-    """What the model says, what it hangs on, and what becomes of it, in one sentence or two."""
-    words = ", ".join(found.words)
-    if found.task == "embedding":
-        if not found.found:
-            return f"No set of at most {found.settings['max_size']} words moves the text's embedding away; closest: {words or 'none'}."
-        return f"The embedding of the text hangs on: {words}. Without {_them(found)} the embedding moves away."
-    said = _said(found, repr(found.answer))
-    if not found.found:
-        return (
-            f"{said}; no set of at most {found.settings['max_size']} words changes that. The largest effect "
-            f"has: {words or 'none'}."
-        )
-    return f"{said}. That hangs on: {words}. Without {_them(found)} {_then(found, repr(found.flipped_to))}."
-
-
-def _said(found: Explanation, answer: str) -> str:
-    """What the answer is to the model: its own, or one that was asked about."""
-    return f"The model says {answer}" if found.rank == 1 else f"{answer} is the model's answer number {found.rank}"
-
-
-def _then(found: Explanation, answer: str) -> str:
-    return f"the model says {answer}" if found.rank == 1 else "that rank is lost"
-
-
-def _them(found: Explanation) -> str:
-    return "it" if found.size == 1 else "them"
-
-
-def _methods(found: Explanation) -> Iterable[tuple[str, str, str, int, str]]:
-    """Ours and every baseline: name, size, size once pruned, calls, words; a set that changes nothing has no size."""
-    size = str(found.size) if found.found else "none"
-    yield "causal (this)", size, size, found.calls, ", ".join(found.words) if found.found else ""
-    for name, one in found.baselines.items():
-        words = ", ".join(found.names[node] for node in one.indices) if one.flipped else ""
-        sizes = (str(one.size), str(len(one.pruned))) if one.flipped else ("none", "none")
-        yield name, *sizes, one.calls, words
+    return text
 
 
 def fragment(found: Explanation) -> str:
@@ -172,71 +112,95 @@ def fragment(found: Explanation) -> str:
         f"<h3>Other ways to choose words</h3>{_table(found)}<h3>Settings</h3>{_settings(found)}"
     )
     return (
-        f'<p class="causes-answer">{_marked(found)}</p><p class="causes-text">{_text(found)}</p>'
+        f'<p class="causes-answer">{_marked(found)}</p><p class="causes-text" dir="auto">{_text(found)}</p>'
+        f'<div class="causes-measured"><div>{_sets(found)}{_never(found)}</div><div>{_scores(found)}</div></div>'
         f'<div class="causes">{_figure(found)}<div>{side}</div></div>{_edges(found)}'
     )
 
 
 def _marked(found: Explanation) -> str:
-    """The answer with the words of the set marked."""
-    words = " ".join(f"<b><bdi>{escape(word)}</bdi></b>" for word in found.words) or "none"
-    if found.task == "embedding":
-        if found.found:
-            return f"The embedding of the text hangs on {words}: without {_them(found)} the embedding moves away."
-        return (
-            f"No set of at most {found.settings['max_size']} words moves the text's embedding away. Closest: {words}."
-        )
-    said = _said(found, f"<i><bdi>{escape(found.answer)}</bdi></i>")
-    if not found.found:
-        return (
-            f"{said}; no set of at most {found.settings['max_size']} words changes that. The largest effect: {words}."
-        )
-    then = _then(found, f"<i><bdi>{escape(found.flipped_to or '')}</bdi></i>")
-    return f"{said}. That hangs on {words}: without {_them(found)} {then}."
+    """The headline with its words marked."""
+    return headline(
+        found,
+        lambda word: f"<b><bdi>{escape(word)}</bdi></b>",
+        lambda answer: f"<i><bdi>{escape(answer)}</bdi></i>",
+    )
 
 
 def _text(found: Explanation) -> str:
-    """All that the model read, the set and the answer's place marked, word pieces put together."""
-    # The mean of all tokens is no place.
-    single = len(found.nodes[found.target_node]) == 1
-    home = {
-        place: node
-        for node, places in enumerate(found.nodes)
-        for place in places
-        if node != found.target_node or single
-    }
-    kinds = dict.fromkeys(home.values(), "") | dict.fromkeys(found.indices, "chosen")
-    kinds |= {found.target_node: "target"} if single else {}
-    parts: list[str] = []
-    before: int | None = None
-    for place, (gap, piece) in enumerate(_pieces(found.tokens, found.task)):
-        node = home.get(place)
-        plain = f"<bdi>{escape(readable(None, piece))}</bdi>"
-        if not gap and node is not None and node == before:
-            parts[-1] = parts[-1].removesuffix("</span>") + f"{plain}</span>"
-        else:
-            kind = "outside" if node is None else kinds[node]
-            parts.append(f"{gap}<span{f' class={kind}' if kind else ''}>{plain}</span>")
-        before = node
-    return "".join(parts)
+    """All that the model read, as the user wrote it, the set and the answer's place marked."""
+    if not found.text:
+        return _listed(found)
+    kinds = {found.target_node: "target"} | dict.fromkeys((node for one in found.sets for node in one.indices), "equal")
+    kinds |= dict.fromkeys(found.indices, "chosen")
+    answer = f"<span class=target>{_plain(found.answer)}</span>"
+    parts, at = [], 0
+    for node in sorted(
+        (node for node, span in enumerate(found.spans) if span), key=lambda node: found.spans[node] or ()
+    ):
+        start, end = found.spans[node] or (0, 0)
+        kind = kinds.get(node, "")
+        own = f"<span{f' class={kind}' if kind else ''}>{_plain(found.text[start:end])}</span>"
+        # A masked language model's answer stands where the mask was.
+        parts += [_outside(found.text[at:start]), answer if found.task == "mlm" and node == found.target_node else own]
+        at = end
+    parts.append(_outside(found.text[at:]))
+    return "".join(parts) + (f" {answer}" if found.task == "next-token" else "")
 
 
-def _pieces(tokens: Sequence[str], task: str) -> list[tuple[str, str]]:
-    """Each token with what goes before it, by the marks of the usual tokenizers."""
-    if task == "recommendation":
-        return [(" ", token) for token in tokens]
-    spaced = any(token[:1] in "\u0120\u2581" for token in tokens)
-    found = []
-    for token in tokens:
-        plain = token.lstrip("\u0120\u2581") or token
-        if spaced:
-            glued = token[:1] not in "\u0120\u2581"
-        elif token.startswith("##") and len(token) > 2:
-            glued, plain = True, plain[2:]
-        else:
-            glued = token in {",", ".", ";", ":", "!", "?", ")"}
-        found.append(("" if glued else " ", plain))
-    return found
+def _plain(text: str) -> str:
+    return escape("".join(sign if sign in "\n\t" else readable(None, sign) for sign in text))
+
+
+def _outside(text: str) -> str:
+    return f"<span class=outside>{_plain(text)}</span>" if text.strip() else _plain(text)
+
+
+def _listed(found: Explanation) -> str:
+    """What a model of no text read: items in a row."""
+    home = {place: node for node, places in enumerate(found.nodes) for place in places}
+    kinds = {found.target_node: "target"} | dict.fromkeys(found.indices, "chosen")
+    parts = []
+    for place, token in enumerate(found.tokens):
+        kind = kinds.get(home[place], "") if place in home else "outside"
+        parts.append(f"<span{f' class={kind}' if kind else ''}>{_plain(token)}</span>")
+    return " ".join(parts)
+
+
+def _sets(found: Explanation) -> str:
+    """The smallest sets with what becomes of the answer."""
+    if not found.sets:
+        return ""
+    measure = found.measure
+    head = ["removed", f"{measure} before", f"{measure} after", *([] if found.task == "embedding" else ["answer then"])]
+    rows = [
+        [" + ".join(one.words), shown(found.before), shown(one.score), *filter(None, [after(found, one)])]
+        for one in found.sets
+    ]
+    return f"<h3>The smallest sets</h3>{html_table(head, rows, f'{found.sets_note[:1].upper()}{found.sets_note[1:]}')}"
+
+
+def _scores(found: Explanation) -> str:
+    """How much each word matters."""
+    ranked = sorted(found.scores, key=lambda one: -abs(one.leave_one_out))
+    head = ["word", f"{found.measure} without it", "leave-one-out", "mean effect", "sets"]
+    rows = [
+        [one.word, shown(one.alone.score), f"{one.leave_one_out:.3f}", f"{one.mean_effect:.3f}", one.sets]
+        for one in ranked
+    ]
+    caption = (
+        f"Leave-one-out: by how much the {found.measure} falls when the word alone is removed. Mean effect: the same, averaged over all sets "
+        "of other words that were asked about with and without it"
+    )
+    return f'<h3>The effect of each word</h3><div class="long sortable">{html_table(head, rows, caption)}</div>'
+
+
+def _never(found: Explanation) -> str:
+    rows = [
+        f"<p class=note>Never removed: {escape(', '.join(words))} ({escape(reason)}).</p>"
+        for reason, words in by_reason(found).items()
+    ]
+    return "".join(rows)
 
 
 def _figure(found: Explanation) -> str:
@@ -260,8 +224,8 @@ def _table(found: Explanation) -> str:
     head = ["method", "size", "pruned", "calls", "set"]
     return html_table(
         head,
-        list(_methods(found)),
-        "Size: of the set that changes the answer; pruned: without members it does not need",
+        list(methods(found)),
+        "Size: of the set that changes the answer; pruned: without members it does not need; calls: inputs that were asked about",
     )
 
 
@@ -274,17 +238,15 @@ def _settings(found: Explanation) -> str:
         ["samples N, alpha", f"{samples}; {pag.alpha:g}" if pag.alpha is not None else samples],
         ["covariance", str(settings.get("covariance", ""))],
         ["a word is replaced by", SETTLED.get(str(settings.get("replace")), str(settings.get("replace", "")))],
-        ["margin before, after", f"{_figures(found.effect.before)}; {_figures(found.effect.after)}"],
-        ["confidence of the graph", "" if pag.confidence is None else f"{pag.confidence:.2f}"],
-        ["inputs asked about", f"{found.calls}"],
+        ["threshold of the cosine", f"{settings['threshold']:g}" if "threshold" in settings else ""],
+        [
+            "inputs asked about",
+            f"{found.calls} until the first set, {found.more_calls} for equal sets and single words",
+        ],
         ["seconds", f"{found.seconds:.1f}"],
     ]
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows if value)
     return f'<dl class="causes-settings">{items}</dl>'
-
-
-def _figures(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "none"
 
 
 def _edges(found: Explanation) -> str:

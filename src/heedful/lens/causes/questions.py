@@ -30,11 +30,14 @@ class Task(Protocol):
     """One question to a model. Whatever has these can be explained, whether it reads words, items or something else.
 
     Attributes:
-        kind: what the answer is; of `tasks.KINDS`, or a name of your own.
+        kind: what the answer is: one of `texts.KINDS`, `"recommendation"`, or a name of your own.
         units: what can be taken away, each as the places it fills in the sequence; in order.
         names: of the units, for people.
         target: the places where the answer stands once it was put in; the mean of their rows is the target's node.
         replace: how a unit is taken away.
+
+    A task may also have `text` with `spans` (where each unit stands in it) and `target_span`, `left_out` (pairs of what cannot be taken away and
+    the reason), and `part` (a sentence on how much of the text was read).
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What an explanation holds, and how it is told."""
+"""What an explanation holds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from heedful.lens.causes.graph import PAG
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Alternative", "Effect", "Explanation"]
+__all__ = ["Effect", "Explanation", "Removal", "WordScore"]
 
 
 class Effect(NamedTuple):
     """What taking the set away does.
 
     `before` and `after` are margins of the answer: its score less that of its strongest rival. `kept` is the margin where the set alone is
-    left of the candidates. Probabilities are those of the answer; of an embedding, which has none, they are NaN.
+    left of the candidates. Probabilities are those of the answer; of an embedding, which has none, they are NaN. Cosines are those of the
+    embedding with the whole text's, and NaN for everything else.
     """
 
     before: float
@@ -30,14 +31,48 @@ class Effect(NamedTuple):
     kept: float
     probability_before: float
     probability_after: float
+    cosine_before: float
+    cosine_after: float
 
 
-class Alternative(NamedTuple):
-    """Another set that was tried: its nodes, whether the answer changes without them, and the margin then."""
+class Removal(NamedTuple):
+    """What the model answers without some words.
+
+    Attributes:
+        indices, words: what was removed, as nodes and as words.
+        flipped: whether the answer changes.
+        answer: what the model answers then.
+        score: the probability of the answer that is explained; of an embedding, its cosine with the whole text's.
+        margin: by how much the explained answer leads its strongest rival; below zero where it changes.
+    """
 
     indices: tuple[int, ...]
+    words: tuple[str, ...]
     flipped: bool
+    answer: str
+    score: float
     margin: float
+
+
+class WordScore(NamedTuple):
+    """How much one word matters, measured.
+
+    Attributes:
+        node, word: the node, and its word.
+        leave_one_out: by how much the probability of the answer (the cosine of an embedding) falls when this word alone is removed.
+        mean_effect: by how much it falls when the word is removed as well, averaged over all sets S of other words, the empty one
+            among them, for which both S and S with the word were asked about. These are the terms of a Shapley value, but for the sets that the search
+            chose and not for all.
+        sets: how many such sets there are.
+        alone: what the model answers without this word alone.
+    """
+
+    node: int
+    word: str
+    leave_one_out: float
+    mean_effect: float
+    sets: int
+    alone: Removal
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -62,9 +97,16 @@ class Explanation:
         correlation: `[heads, m, m]`.
         sem: for decoders, `sem_weights` of every head, `[heads, n, n]`; else None.
         effect: margins and probabilities before and after.
-        alternatives: other sets: those that change the answer too, then those with the largest effects.
+        sets: every set of the smallest size that was found to change the answer, by falling effect; `indices` is the first.
+        sets_note: which sets of that size were tried, and whether a limit ended the search for more.
+        scores: how much each word matters by itself and beside others, in the order of the text.
+        alternatives: other sets that were tried: those that change the answer too, then those with the largest effects.
+        left_out: what was never removed, each with the reason.
+        text, spans: the text that was read, and where each node stands in it (None for one that is no part of it); empty where there is no text.
+        part: how much of a longer text was read; empty where all of it was.
         baselines: what other methods give, by name; empty where they were not asked for.
-        calls: different inputs that the search asked the model about, the check at the end included.
+        calls: different inputs that the model was asked about to find the first set, the check at the end included.
+        more_calls: those that looked for other sets of the same size, and measured words that had not been removed alone.
         seconds: of all of it.
         settings: what it was done with.
         confidence: of the structure, for each head.
@@ -89,9 +131,17 @@ class Explanation:
     correlation: NDArray[np.float64]
     sem: NDArray[np.float64] | None
     effect: Effect
-    alternatives: tuple[Alternative, ...]
+    sets: tuple[Removal, ...]
+    sets_note: str
+    scores: tuple[WordScore, ...]
+    alternatives: tuple[Removal, ...]
+    left_out: tuple[tuple[str, str], ...]
+    text: str
+    spans: tuple[tuple[int, int] | None, ...]
+    part: str
     baselines: dict[str, BaselineResult]
     calls: int
+    more_calls: int
     seconds: float
     settings: dict[str, Any]
     confidence: tuple[float, ...]
@@ -113,6 +163,16 @@ class Explanation:
     def size(self) -> int:
         """How many words the set has."""
         return len(self.indices)
+
+    @property
+    def measure(self) -> str:
+        """What `Removal.score` is: `"probability"`, or `"cosine"` of an embedding."""
+        return "cosine" if self.task == "embedding" else "probability"
+
+    @property
+    def before(self) -> float:
+        """The score of the whole input."""
+        return self.effect.cosine_before if self.task == "embedding" else self.effect.probability_before
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the graph, the set and the answer marked."""
@@ -145,21 +205,46 @@ class Explanation:
             "pag": self.pag.to_dict(),
             "densities": [pag.density for pag in self.pags],
             "effect": effect,
-            "alternatives": [
-                {"indices": list(one.indices), "flipped": one.flipped, "margin": one.margin}
-                for one in self.alternatives
+            self.measure: self.before,
+            "sets": [self._listed(one) for one in self.sets],
+            "sets_note": self.sets_note,
+            "scores": [
+                {name: value for name, value in one._asdict().items() if name != "alone"}
+                | {"alone": self._listed(one.alone)}
+                for one in self.scores
             ],
+            "alternatives": [self._listed(one) for one in self.alternatives],
+            "left_out": [{"word": word, "reason": reason} for word, reason in self.left_out],
+            "text": self.text,
+            "spans": [None if span is None else list(span) for span in self.spans],
+            "part": self.part,
             "baselines": {name: one.to_dict() for name, one in self.baselines.items()},
             "calls": self.calls,
+            "more_calls": self.more_calls,
             "seconds": self.seconds,
             "settings": dict(self.settings),
-            "confidence": list(self.confidence),
             "trust": list(self.trust),
         }
+
+    def _listed(self, one: Removal) -> dict[str, Any]:
+        return {
+            "indices": list(one.indices),
+            "words": list(one.words),
+            "flipped": one.flipped,
+            "answer": one.answer,
+            f"{self.measure}_before": self.before,
+            f"{self.measure}_after": one.score,
+            "margin": one.margin,
+        }
+
+    def __str__(self) -> str:
+        from heedful.lens.causes.telling import told
+
+        return told(self)
 
     def __repr__(self) -> str:
         if not self.found:
             return f"Explanation({self.answer!r}: no set of {self.settings['max_size']} or fewer changes it, {self.calls} calls)"
-        words = ", ".join(self.words)
-        where = f", head {self.head}" if self.head is not None else ""
-        return f"Explanation({self.answer!r} hangs on {{{words}}}: without it {self.flipped_to!r}{where}, {self.calls} calls)"
+        sets = " or ".join(f"{{{', '.join(one.words)}}}" for one in self.sets[:3])
+        more = f" or {len(self.sets) - 3} other sets" if len(self.sets) > 3 else ""
+        return f"Explanation({self.answer!r} changes without {sets}{more}: to {self.flipped_to!r}, {self.calls} calls)"

@@ -31,15 +31,16 @@ CHUNKS = (1, 2, 4, 8, 16)
 
 
 class Reply(NamedTuple):
-    """What a model answers without some units: by how much its first answer still leads, which leads, and how probable it is.
+    """What a model answers without some units: by how much its first answer still leads, which leads, and a number to compare.
 
     The margin is the answer's score less the best of the others; for an answer that was ranked r-th, less the r-th best of
-    the others. Below zero the answer has lost its rank.
+    the others. Below zero the answer has lost its rank. The number is the answer's probability; of an embedding, its cosine with
+    that of the whole text.
     """
 
     margin: float
     winner: int
-    probability: float
+    score: float
 
     @property
     def flipped(self) -> bool:
@@ -78,7 +79,8 @@ class Replies:
         scores = self._task.scores(sets)
         if bool(scores.isnan().any()):
             raise CorruptModel("the model answers with numbers that are not finite; its weights are damaged")
-        own, winners, odds = scores[:, self.answer], scores.argmax(-1), scores.softmax(-1)[:, self.answer]
+        own, winners = scores[:, self.answer], scores.argmax(-1)
+        odds = own if self._task.kind == "embedding" else scores.softmax(-1)[:, self.answer]
         others = scores.index_fill(-1, torch.tensor([self.answer]), -math.inf)
         rival = others.topk(self.rank + 1, dim=-1).values[:, -1]
         return [Reply(*one) for one in zip((own - rival).tolist(), winners.tolist(), odds.tolist(), strict=True)]
@@ -117,16 +119,20 @@ class Found:
     """What a search came to.
 
     Attributes:
-        units: the set; empty where none was found.
-        all_units: every set of that size that was found, with `all_minimal`.
-        head: the place of the graph that proposed it; None where it was no graph's.
+        units: the set with the largest effect among the smallest that were found; empty where none was.
+        all_units: every set of that size that was found, by falling effect.
+        head: the place of the graph that proposed the set; None where it was no graph's.
+        calls: different inputs that were asked about until the first set was found and pruned; the rest of the calls looked for others.
         exhausted: whether the search ended because its calls did.
+        full: whether it ended because as many sets were found as were asked for.
     """
 
     units: Units
     all_units: tuple[Units, ...]
     head: int | None
+    calls: int
     exhausted: bool
+    full: bool
 
 
 def search(
@@ -142,10 +148,10 @@ def search(
     slack: float = 0.8,
     patience: int = 256,
     prune: bool = True,
-    all_minimal: bool = False,
+    max_sets: int = 1,
     progress: Progress | None = None,
 ) -> Found:
-    """The smallest set whose removal changes the answer, by size, over the graphs of all heads together.
+    """The smallest sets whose removal changes the answer, by size, over the graphs of all heads together.
 
     A set is proposed by a graph where each of its members is reached from the target by a possible-d-sep path through members
     alone (Rohekar et al. 2023, section 4). Ours differs in three ways, each to ask the model less. All heads share what was asked.
@@ -154,7 +160,8 @@ def search(
     set behind the first 16 is left out if less than `slack` of the margin is foretold, and all behind the first `patience` are. And a set that was
     found is pruned, since being connected may have brought in a passenger. `order="depth"` is the paper's: by the sum of depths,
     then by how strongly the members depend on the target, and none left out. Of more than 50,000 sets of one size either takes those
-    of the units that do most by themselves. Pruning may ask a few questions beyond the bound on calls.
+    of the units that do most by themselves. Pruning may ask a few questions beyond the bound on calls. After the first set the search goes on
+    through the sets of its size until it has found `max_sets` of them; single units are all tried where `max_sets` is above 1.
 
     Args:
         ask: what the model answers, counted.
@@ -179,6 +186,7 @@ def search(
         else:
             proposed = islice(_by_effect(chosen, _foretold(chosen, drop, known), slack * margin, graphs), patience)
         hits: list[Units] = []
+        calls, full = 0, False
         for part in _chunks(proposed, ask):
             for one, reply in zip(part, ask(part), strict=True):
                 known[one] = margin - reply.margin
@@ -188,13 +196,30 @@ def search(
                     hits.append(one)
             if progress is not None:
                 progress(size, max_size)
-            if hits and not all_minimal:
+            if hits and not calls:
+                if prune:
+                    pruned(ask, min(hits, key=lambda one: (-known[one], one)))
+                calls = ask.calls
+            full = len(hits) >= max_sets and (size > 1 or max_sets == 1)
+            if full:
                 break
         if hits:
-            best = min(hits, key=lambda one: (_depth(one, graphs), -known[one]))
-            units = pruned(ask, best) if prune else best
-            return Found(units, tuple(hits), _proposing(units, graphs), ask.left <= 0)
-    return Found((), (), None, ask.left <= 0)
+            every = _smallest(ask, hits, prune)
+            return Found(every[0], every, _proposing(every[0], graphs), calls, ask.left <= 0, full)
+    return Found((), (), None, ask.calls, ask.left <= 0, False)
+
+
+def _smallest(ask: Inquiry, hits: Sequence[Units], prune: bool) -> tuple[Units, ...]:
+    """The sets without members that they do not need; of these the smallest, by falling effect."""
+    hits = sorted(hits, key=lambda one: (ask.tried[one].margin, one))
+    found = [pruned(ask, one) if prune and (at == 0 or ask.left > 0) else one for at, one in enumerate(hits)]
+    least = min(map(len, found))
+    return tuple(
+        sorted(
+            {one for one in found if len(one) == least},
+            key=lambda one: (ask.tried[one].score, ask.tried[one].margin, one),
+        )
+    )
 
 
 def exhaustive(ask: Inquiry, count: int, max_size: int = 5, batch: int = 32) -> Units:
@@ -229,7 +254,8 @@ class _Graph:
     def __init__(self, pag: PAG, target: int, nodes: Sequence[int], radius: int | None) -> None:
         self._links, self._root, self._nodes = Links.of(pag.marks), target, list(nodes)
         tree = pag.dsep_tree(target, radius)
-        self.depth = [tree.depth.get(node) for node in nodes]
+        # A unit may be where the answer is read.
+        self.depth = [0 if node == target else tree.depth.get(node) for node in nodes]
         self._within = sum(1 << node for node in nodes if node in tree.depth)
         # The weakest dependence that a test found between a unit and the target.
         weakest = np.full(pag.n, -np.inf)
@@ -241,7 +267,7 @@ class _Graph:
     def connects(self, units: Sequence[int]) -> bool:
         if any(self.depth[unit] is None for unit in units):
             return False
-        mask = sum(1 << self._nodes[unit] for unit in units)
+        mask = sum(1 << self._nodes[unit] for unit in units if self._nodes[unit] != self._root)
         return mask & ~self._links.reached_through(self._root, mask, self._within) == 0
 
 

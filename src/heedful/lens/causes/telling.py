@@ -1,0 +1,205 @@
+"""An explanation in words: the headline, and lines for a terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from heedful.lens.causes.result import Explanation, Removal
+
+__all__ = ["after", "before", "by_reason", "headline", "lines", "listed", "methods", "shown", "told"]
+
+# Words that a headline names, sets that are listed, words whose scores are printed, words of a reason to leave them out.
+NAMED, SETS, WORDS, REASONS = 6, 10, 8, 12
+VERBS = {"mask": "Masking"}
+
+
+def headline(
+    found: Explanation, word: Callable[[str], str] = str, answer: Callable[[str], str] = lambda text: repr(text)
+) -> str:
+    """The strongest thing that was found to be true, with every equal beside it; `word` and `answer` mark these up."""
+    masking = VERBS.get(str(found.settings.get("replace")), "Removing")
+    things = _things(found)
+    if found.task == "embedding":
+        opening = ""
+        changes = "changes the embedding of the text beyond the threshold"
+        bound = f" (cosine with the embedding of the whole text below {found.settings['threshold']:g})"
+        most = "changes it most"
+    else:
+        opening = f"{_opening(found, answer)} "
+        changes = "changes the answer" if found.rank == 1 else "makes it lose that rank"
+        bound, most = "", "has the largest effect"
+
+    def joined(one: Sequence[str]) -> str:
+        return listed([word(name) for name in one], "and")
+
+    if not found.found:
+        size = found.settings["max_size"]
+        closest = f" {masking} {joined(found.words)} {most}: {_effect(found, None, answer)}." if found.words else ""
+        return f"{opening}No set of at most {size} {things} that was tried {changes}{bound}.{closest}"
+    first, size = found.sets[0], found.size
+    smaller = (
+        "" if size == 1 else f" No single {things[:-1]} does." if size == 2 else " No smaller set that was tried does."
+    )
+    effect = _effect(found, first, answer)
+    if len(found.sets) == 1:
+        together = " alone" if size == 1 else " together"
+        only = f" No other single {things[:-1]} does." if size == 1 and found.sets_note.startswith("all ") else smaller
+        return f"{opening}{masking} {joined(first.words)}{together} {changes}{bound}: {effect}.{only}"
+    if size == 1:
+        every = [word(one.words[0]) for one in found.sets]
+        rest = [f"{len(every) - NAMED} others"] if len(every) > NAMED + 1 else every[NAMED:]
+        any_one = f"any one of {listed(every[:NAMED] + rest, 'or')}"
+    else:
+        any_one = f"any one of {len(found.sets)} sets of {size} {things}"
+    return f"{opening}{masking} {any_one} {changes}{bound}; {joined(first.words)} {most}: {effect}.{smaller}"
+
+
+def _opening(found: Explanation, answer: Callable[[str], str]) -> str:
+    odds = f" (probability {shown(found.before)})"
+    if found.rank == 1:
+        return f"The model answers {answer(found.answer)}{odds}."
+    return f"{answer(found.answer)} is the model's answer number {found.rank}{odds}."
+
+
+def _effect(found: Explanation, one: Removal | None, answer: Callable[[str], str]) -> str:
+    """What becomes of the answer without a set."""
+    score = (
+        (found.effect.cosine_after if found.task == "embedding" else found.effect.probability_after)
+        if one is None
+        else one.score
+    )
+    if found.task == "embedding":
+        return f"the cosine is then {shown(score)}"
+    then = f"the probability of {answer(found.answer)} is then {shown(score)}"
+    return f"the model answers {answer(one.answer)}, and {then}" if one is not None and found.rank == 1 else then
+
+
+def _things(found: Explanation) -> str:
+    return "items" if found.task == "recommendation" else "words"
+
+
+def listed(words: Sequence[str], last: str) -> str:
+    """Words in a row.
+
+    >>> listed(["a", "b", "c"], "or")
+    'a, b or c'
+    """
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def shown(value: float) -> str:
+    """A probability or a cosine."""
+    if not math.isfinite(value):
+        return "none"
+    return f"{value:.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1e}"
+
+
+def before(found: Explanation) -> str:
+    """The name of what is measured."""
+    return "cosine" if found.task == "embedding" else f"probability of {found.answer!r}"
+
+
+def after(found: Explanation, one: Removal) -> str:
+    """What the model answers without a set, where that is more than a number."""
+    return "" if found.task == "embedding" else repr(one.answer)
+
+
+def told(found: Explanation, width: int = 100) -> str:
+    """An explanation in lines of at most so many columns."""
+    return "\n".join(part for part in lines(found, width))
+
+
+def lines(found: Explanation, width: int = 100) -> list[str]:
+    """The headline, then the sets, the scores of words, the graph, the baselines, and how far to trust it."""
+    made = ["\n".join(textwrap.wrap(headline(found), width))]
+    made += _set_lines(found, width) + _score_lines(found, width)
+    for reason, words in by_reason(found).items():
+        some = ", ".join(words[:REASONS]) + (f" and {len(words) - REASONS} more" if len(words) > REASONS else "")
+        made += textwrap.wrap(f"Never removed: {some} ({reason}).", width)
+    pag = found.pag
+    where = f"layer {found.layer}" + (f", head {found.head}" if found.head is not None else "")
+    made += textwrap.wrap(
+        f"Graph of {where}: {_count(pag.n, 'node')}, {_count(len(pag.edges()), 'edge')}, {len(pag.latent_pairs())} of them hidden common "
+        f"causes; {pag.learner.upper()}, N={pag.samples}, alpha={pag.alpha:g}; {_count(found.calls, 'input')} asked about, and "
+        f"{found.more_calls} more for equal sets and single words",
+        width,
+    )
+    if found.baselines:
+        made.append(f"{'method':<18} {'size':>4} {'pruned':>6} {'calls':>5}  set")
+        for name, size, least, calls, taken in methods(found):
+            short = textwrap.shorten(taken, max(20, width - 38), placeholder=" ...")
+            made.append(f"{name:<18} {size:>4} {least:>6} {calls:>5}  {short}".rstrip())
+    for sentence in found.trust:
+        made += textwrap.wrap(sentence, width)
+    return made
+
+
+def _set_lines(found: Explanation, width: int) -> list[str]:
+    if not found.found:
+        return []
+    made = textwrap.wrap(f"Smallest sets ({found.sets_note}):", width)
+    names = [" + ".join(one.words) for one in found.sets[:SETS]]
+    room = min(max(map(len, names)), max(12, width - 46))
+    for name, one in zip(names, found.sets, strict=False):
+        effect = f"{found.measure} {shown(found.before)} -> {shown(one.score)}"
+        then = f", answer {after(found, one)}" if after(found, one) else ""
+        made.append(_fit(f"  {_fit(name, room):<{room}}  {effect}{then}", width))
+    if len(found.sets) > SETS:
+        made.append(f"  ... {len(found.sets) - SETS} more; --json prints all")
+    return made
+
+
+def _score_lines(found: Explanation, width: int) -> list[str]:
+    """The words that matter most by themselves, with what they do."""
+    ranked = sorted(found.scores, key=lambda one: -abs(one.leave_one_out))
+    names = [one.word for one in ranked[:WORDS]]
+    room = min(max([4, *map(len, names)]), max(12, width - 44))
+    made = textwrap.wrap(
+        f"Effect of each {_things(found)[:-1]} on the {before(found)} (a positive number: it falls without it):", width
+    )
+    made.append(f"  {_things(found)[:-1]:<{room}}  removed alone  mean effect  sets")
+    for name, one in zip(names, ranked, strict=False):
+        made.append(
+            f"  {_fit(name, room):<{room}}  {one.leave_one_out:>13.3f}  {one.mean_effect:>11.3f}  {one.sets:>4}"
+        )
+    if len(ranked) > WORDS:
+        made.append(f"  ... {len(ranked) - WORDS} more; --json prints all")
+    return made
+
+
+def _fit(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 3] + "..."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def by_reason(found: Explanation) -> dict[str, list[str]]:
+    """What was never removed, by the reason why."""
+    groups: dict[str, list[str]] = {}
+    for word, reason in found.left_out:
+        groups.setdefault(reason, []).append(word)
+    return groups
+
+
+def methods(found: Explanation) -> Iterable[tuple[str, str, str, int, str]]:
+    """Ours and every baseline: name, size, size once pruned, calls, words; a set that changes nothing has no size.
+
+    Our calls are all that were made, since the set shown is the strongest of several.
+    """
+    size = str(found.size) if found.found else "none"
+    yield "causal (this)", size, size, found.calls + found.more_calls, ", ".join(found.words) if found.found else ""
+    for name, one in found.baselines.items():
+        words = ", ".join(found.names[node] for node in one.indices) if one.flipped else ""
+        yield (
+            name,
+            str(one.size) if one.flipped else "none",
+            str(len(one.pruned)) if one.flipped else "none",
+            one.calls,
+            words,
+        )
