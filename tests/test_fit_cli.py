@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -170,6 +171,36 @@ def test_numbers_are_compared_as_numbers_and_warnings_are_a_line(run, tmp_path):
             "head know no later step",
             f"accuracy {right:.4f} on 40 labelled series",
         ]
+
+
+def test_labels_that_are_no_class_are_named(run, file, tmp_path):
+    assert run("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet")[0] == 0
+    X, y = two_bumps(20, 1)
+    for labels, told in (
+        (
+            np.where(np.arange(20) < 3, "third", y),
+            "3 of 20 labels are no class .* count as wrong: third; it knows other, same",
+        ),
+        (np.arange(20), "20 of 20 labels are no class .*: 0, 1, 2, 3, 4 and 15 more; it knows other, same"),
+    ):
+        np.savez(tmp_path / "new.npz", X=X, y=labels)
+        code, out, err = run("predict", tmp_path / "model", tmp_path / "new.npz")
+        assert (code, len(out.splitlines())) == (0, 21)
+        first, second = err.splitlines()
+        assert re.fullmatch(f"heedful: {told}", first)
+        right = np.mean(
+            [line.split(",")[1] == str(label) for line, label in zip(out.splitlines()[1:], labels, strict=True)]
+        )
+        assert second == f"accuracy {right:.4f} on 20 labelled series"
+
+
+def test_a_folder_of_a_later_release_is_one_line(run, file, tmp_path):
+    assert run("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet")[0] == 0
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"heedful": "7.0.0"}))
+    code, out, err = run("predict", tmp_path / "model", file)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "was written by heedful 7.0.0" in err
 
 
 def test_help_is_there(run):

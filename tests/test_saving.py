@@ -1,13 +1,16 @@
 """Folders of config.json and safetensors: what is saved comes back equal, what was damaged says so."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
+import heedful
 from contracts import KERNELS
-from heedful import CorruptModel, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax
-from heedful._pretrained import digest
+from heedful import CorruptModel, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax, Unsupported
+from heedful._pretrained import Register, digest
 from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention
 
 MODULES = {
@@ -201,3 +204,78 @@ def test_a_frozen_parameter_stays_a_parameter(tmp_path):
     layer = Attention(8, 2, kernel=Gaussian(torch.nn.Parameter(torch.ones(2)))).requires_grad_(False)
     layer.save_pretrained(tmp_path)
     assert "kernel_parameters.bandwidth" in dict(Attention.from_pretrained(tmp_path).named_parameters())
+
+
+def edited(folder, part, **changes):
+    """Rewrites the entry of a class; None takes a name out."""
+    config = json.loads((folder / "config.json").read_text())
+    entry = config[part] | changes
+    config[part] = {name: value for name, value in entry.items() if value is not None}
+    sign(folder, config)
+
+
+def test_a_fresh_process_finds_the_class_by_its_module(tmp_path):
+    from heedful.series import SeriesNetwork
+
+    SeriesNetwork(2, 3, 11, embed_dim=8, num_heads=2).save_pretrained(tmp_path / "network")
+    # A folder of the first release names no module, and one whose class has moved names the wrong one.
+    for at, module in enumerate(("heedful.nn.attention", None, "heedful.nn.elsewhere", "heedful.lens", 7)):
+        Attention(12, 3).save_pretrained(tmp_path / f"layer{at}")
+        edited(tmp_path / f"layer{at}", "module", module=module)
+    code = """
+import sys; from heedful.nn import Module
+for folder in sys.argv[1:]: print(type(Module.from_pretrained(folder)))
+"""
+    folders = [str(tmp_path / name) for name in ("network", *(f"layer{at}" for at in range(5)))]
+    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=True)
+    wanted = ["heedful.series.network.SeriesNetwork", *["heedful.nn.attention.Attention"] * 5]
+    assert done.stdout.splitlines() == [f"<class '{name}'>" for name in wanted]
+
+
+def test_a_folder_runs_no_module_but_heedfuls(tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text("raise SystemExit('run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    Attention(12, 3).save_pretrained(tmp_path / "layer")
+    for module in ("trap", "heedfully", "heedful.__main__", "heedful.nn.__main__", "heedful..trap", "heedful.", "os"):
+        edited(tmp_path / "layer", "module", type="Nothing", module=module)
+        with pytest.raises(CorruptModel, match="unknown layer 'Nothing'"):
+            Attention.from_pretrained(tmp_path / "layer")
+        assert "trap" not in sys.modules
+        assert "heedful.__main__" not in sys.modules
+
+
+def test_classes_of_one_name_are_told_apart():
+    register = Register({"Old": "heedful.kernels"})
+    here, there = (type("Same", (), {"__module__": module}) for module in ("mine.one", "mine.two"))
+    for cls in (here, there, Softmax):
+        register.add(cls)
+    assert register.find({"type": "Same", "module": "mine.one"}, object) is here
+    assert register.find({"type": "Same", "module": "mine.two"}, object) is there
+    assert register.find({"type": "Same", "module": "mine.three"}, object) is None
+    assert register.find({"type": "Same", "module": "mine.three"}, here) is here, "whoever names the class means it"
+    assert register.find({"type": "Softmax", "module": "heedful.kernels"}, object) is Softmax
+    assert register.find({"type": "InvalidArgument", "module": "heedful._errors"}, object) is None
+
+
+@pytest.mark.parametrize("version", ["0.1.1", "0.2", "1.0.0rc1", "99999999999"])
+def test_a_folder_of_a_later_release_is_refused_by_its_name(version, tmp_path, monkeypatch):
+    monkeypatch.setattr("heedful._pretrained.__version__", "0.1.0")
+    for saved, load in ((Attention(12, 3), Attention.from_pretrained), (Softmax(), Kernel.from_pretrained)):
+        saved.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        # Its checksum may be made in another way: what it is comes first.
+        (tmp_path / "config.json").write_text(json.dumps({"heedful": version, "sha256": "?", "other": config}))
+        with pytest.raises(
+            Unsupported, match=rf"was written by heedful {version}, and this is 0.1.0; pip install 'heedful>="
+        ):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.1", "0.0.9", "0.1.0.dev3", "unknown", "", None])
+def test_a_folder_of_this_or_an_earlier_release_loads(version, tmp_path, monkeypatch):
+    monkeypatch.setattr("heedful._pretrained.__version__", "0.1.0")
+    Softmax().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    sign(tmp_path, config | {"heedful": version})
+    assert Kernel.from_pretrained(tmp_path) == Softmax()
+    assert heedful.__version__ == config["heedful"]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra
-from heedful._pretrained import read_folder, write_folder
+from heedful._pretrained import Register, read_folder, write_folder
+from heedful._tasks import HOMES
 from heedful.nn._module import from_plain, to_plain
 
 try:
@@ -37,12 +38,14 @@ __all__ = [
     "check_range",
     "check_whole",
     "device_of",
+    "dtype_of",
     "encoded",
     "hold_out",
     "outputs",
     "plain_number",
     "seed_of",
     "validated",
+    "weights_of",
 ]
 
 
@@ -150,13 +153,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     _fitted: ClassVar[tuple[str, ...]] = ()
     _optional: ClassVar[tuple[str, ...]] = ("feature_names_in_",)
-    _named: ClassVar[dict[str, type[Estimator]]] = {}
+    _register: ClassVar[Register[Estimator]] = Register(HOMES)
 
     network_: nn.Module
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Estimator._named[cls.__name__] = cls
+        Estimator._register.add(cls)
 
     def _network(self) -> nn.Module:
         raise NotImplementedError
@@ -170,12 +173,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "network_")
         names = [*self._fitted, *(name for name in self._optional if hasattr(self, name))]
         fitted = {name: _written(getattr(self, name)) for name in names}
-        config = {"estimator": {"type": type(self).__name__, "params": self._settings(), "fitted": fitted}}
-        write_folder(folder, config, self.network_.state_dict())
+        entry = Register.entry(type(self)) | {"params": self._settings(), "fitted": fitted}
+        write_folder(folder, {"estimator": entry}, self.network_.state_dict())
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """The fitted estimator that `save_pretrained` wrote; nothing is unpickled."""
+        """The fitted estimator that `save_pretrained` wrote; nothing is unpickled.
+
+        Called on a base, as `Estimator.from_pretrained`, it gives whatever estimator of heedful's the folder holds.
+        """
         config, tensors = read_folder(folder, expects="estimator")
         try:
             kind, params, fitted = (config["estimator"][name] for name in ("type", "params", "fitted"))
@@ -185,8 +191,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             raise CorruptModel(
                 f"{folder}: config.json has no type, params and fitted of an estimator; save it again"
             ) from None
-        made_by = Estimator._named.get(kind)
-        if made_by is None or not issubclass(made_by, cls):
+        made_by = Estimator._register.find(config["estimator"], cls)
+        if made_by is None:
+            where = config["estimator"].get("module")
+            raise InvalidArgument(
+                f"{folder} holds a {kind}{f' of {where}' if where else ''}, which is not heedful's and not imported; import "
+                f"{kind} before it is loaded"
+            )
+        if not issubclass(made_by, cls):
             raise InvalidArgument(f"{folder} holds a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
         try:
             estimator = made_by(**{name: _read(value) for name, value in params.items()})
@@ -205,13 +217,15 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     classes_: np.ndarray
     device: str
+    predict_dtype: str
 
     def _tensors(self, X: Any) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
     def _logits(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "network_")
-        return outputs(self.network_, self._tensors(X), device_of(self.device)).numpy()
+        device = device_of(self.device)
+        return outputs(self.network_, self._tensors(X), device, dtype_of(self.predict_dtype, device)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Logits `(cases, classes)`; of two classes the second's logit minus the first's, `(cases,)`."""
@@ -220,7 +234,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities `(cases, classes)`, in the order of `classes_`."""
-        return torch.from_numpy(self._logits(X)).softmax(1).numpy()
+        return torch.from_numpy(self._logits(X)).double().softmax(1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The class of largest probability for each case."""
@@ -228,17 +242,24 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return self.classes_[best]
 
 
-def outputs(network: nn.Module, tensors: Sequence[Tensor], device: torch.device, batch_size: int = 256) -> Tensor:
-    """The network's outputs in eval mode, batch by batch, in float64.
+def outputs(
+    network: nn.Module,
+    tensors: Sequence[Tensor],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    batch_size: int = 256,
+) -> Tensor:
+    """The network's outputs in eval mode, computed batch by batch in `dtype`, and brought to the CPU.
 
-    On the CPU it also computes in float64: the answer for a case then does not depend on the batch it is in, as
-    scikit-learn demands; in float32 sums of another order differ by 1e-7.
+    A network that is in eval mode, on the device and of that dtype is used as it is; any other is copied first.
     """
-    made = copy.deepcopy(network).eval().to(device, torch.float64 if device.type == "cpu" else torch.float32)
-    dtype = next(made.parameters()).dtype
+    parameters = list(network.parameters())
+    fits = all(one.device.type == device.type == "cpu" and one.dtype == dtype for one in parameters)
+    if not fits or any(module.training for module in network.modules()):
+        network = copy.deepcopy(network).eval().to(device, dtype)
     with torch.no_grad():
         parts = [
-            made(*(part.to(device, dtype if part.is_floating_point() else None) for part in batch)).cpu().double()
+            network(*(part.to(device, dtype if part.is_floating_point() else None) for part in batch)).cpu()
             for batch in zip(*(tensor.split(batch_size) for tensor in tensors), strict=True)
         ]
     return torch.cat(parts)
@@ -264,6 +285,19 @@ def device_of(device: str | torch.device) -> torch.device:
             f"there is no device {str(found)!r} here; heedful doctor tells what there is, 'auto' chooses"
         )
     return found
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that a parameter `predict_dtype` names.
+
+    >>> dtype_of("float64", torch.device("cpu"))
+    torch.float64
+    """
+    if not isinstance(name, str) or name not in ("float32", "float64"):
+        raise InvalidArgument(f"predict_dtype must be 'float32' or 'float64'; got {name!r:.100}")
+    if name == "float64" and device.type == "mps":
+        raise InvalidArgument("predict_dtype='float64' is not there on 'mps'; take device='cpu' or 'float32'")
+    return torch.float64 if name == "float64" else torch.float32
 
 
 def seed_of(random_state: Any) -> int:
@@ -339,6 +373,63 @@ def encoded(y: Any) -> tuple[np.ndarray, np.ndarray]:
     return classes, codes
 
 
+def weights_of(classes: np.ndarray, codes: np.ndarray, class_weight: Any, sample_weight: Any) -> np.ndarray | None:
+    """The weight of each case, its own times its class's; None where neither is given.
+
+    `class_weight` is a mapping from classes to numbers, 1 for those it leaves out, or `"balanced"`: every class then weighs the
+    same in all, $w_c = n / (k n_c)$, where $n_c$ counts cases by `sample_weight`.
+
+    >>> weights_of(np.array(["a", "b"]), np.array([0, 0, 0, 1]), "balanced", None)
+    array([0.66666667, 0.66666667, 0.66666667, 2.        ])
+    """
+    if class_weight is None and sample_weight is None:
+        return None
+    weights = np.ones(len(codes)) if sample_weight is None else _sample_weights(sample_weight, len(codes))
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        counts = np.bincount(codes, weights, len(classes))
+        present = counts > 0
+        factors = np.where(present, counts.sum() / (present.sum() * np.where(present, counts, 1.0)), 0.0)
+    elif class_weight is None or isinstance(class_weight, Mapping):
+        factors = _class_weights(class_weight or {}, classes)
+    else:
+        raise InvalidArgument(
+            f"class_weight must be None, 'balanced' or a mapping from classes to numbers; got {class_weight!r:.100}"
+        )
+    weights = weights * factors[codes]
+    if not weights.any():
+        raise InvalidArgument("all weights are zero, so there is no case to learn from; give some more than zero")
+    return weights
+
+
+def _sample_weights(given: Any, cases: int) -> np.ndarray:
+    try:
+        weights = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"sample_weight cannot be read as numbers: {error}") from None
+    weights = np.full(cases, float(weights)) if weights.ndim == 0 else weights
+    if weights.shape != (cases,):
+        raise InvalidArgument(
+            f"sample_weight must have one number for each of the {cases} cases; got shape {weights.shape}"
+        )
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        at = int((~np.isfinite(weights) | (weights < 0)).argmax())
+        raise InvalidArgument(f"sample_weight must be finite numbers from 0 on; got {weights[at]} for case {at}")
+    return weights
+
+
+def _class_weights(given: Mapping[Any, Any], classes: np.ndarray) -> np.ndarray:
+    names = classes.tolist()
+    foreign = [name for name in given if name not in names]
+    if foreign:
+        raise InvalidArgument(
+            f"class_weight names {foreign[0]!r}, which is no class; y has {', '.join(map(repr, names[:10]))}"
+        )
+    for name, weight in given.items():
+        if not _is_number(weight) or not 0 <= weight < np.inf:
+            raise InvalidArgument(f"class_weight must hold numbers from 0 on; got {weight!r:.50} for {name!r}")
+    return np.array([float(given.get(name, 1.0)) for name in names])
+
+
 def check_whole(**sizes: int | None) -> None:
     """Refuses what is given and is no whole number from 1 on."""
     for name, value in sizes.items():
@@ -372,6 +463,8 @@ def _written(value: Any) -> Any:
         if value.dtype.kind not in "biufUO" or not all(isinstance(part, str | int | float) for part in plain):
             raise InvalidArgument(f"cannot save an array of {value.dtype}; use numbers or strings, as class labels too")
         return {"array": plain, "dtype": value.dtype.str}
+    if isinstance(value, Mapping):
+        return {"mapping": [[_written(key), _written(part)] for key, part in value.items()]}
     if isinstance(value, Path | torch.device):
         return str(value)
     value = plain_number(value)
@@ -384,6 +477,8 @@ def _read(value: Any) -> Any:
         told = value["training"]
         epochs = tuple(Epoch(epoch["loss"], epoch["held_out"]) for epoch in told["epochs"])
         return Training(epochs, told["best"], told["resumed"])
+    if isinstance(value, dict) and "mapping" in value:
+        return {_read(key): _read(part) for key, part in value["mapping"]}
     if isinstance(value, dict) and "array" in value:
         return np.array(value["array"], dtype=np.dtype(value["dtype"]))
     return from_plain(value)

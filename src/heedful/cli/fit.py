@@ -9,12 +9,14 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful._tasks import TASKS
 from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from heedful.series import SeriesClassifier, SeriesData
 
 __all__ = ["fit", "predict"]
-
-# Kind of data -> endings of the files that hold it.
-TASKS = {"series": (".npz", ".ts")}
 
 Task = Annotated[
     str | None, typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending")
@@ -64,11 +63,9 @@ def fit(
     at most.
     """
     _wait_asleep()
-    from heedful.series import SeriesClassifier, read
-
-    _task(task, file)
+    room = import_module(TASKS[_task(task, file)].room)
     folder = _free(out, overwrite)
-    data = read(file)
+    data = room.read(file)
     if data.y is None:
         raise InvalidArgument(f"{file} holds series without labels; add y, one label for each series")
     checkpoints = folder / "checkpoints"
@@ -77,7 +74,7 @@ def fit(
         "epochs": epochs, "batch_size": "auto" if batch_size is None else batch_size, "lr": lr, "validation_fraction": held_out or None,
         "patience": patience, "random_state": seed, "device": device, "progress": not quiet, "checkpoint_dir": checkpoints,
     }  # fmt: skip
-    model = SeriesClassifier(attention, **options)
+    model: SeriesClassifier = room.SeriesClassifier(attention, **options)
     try:
         model.fit(data.X, data.y)
     except KeyboardInterrupt:
@@ -106,16 +103,15 @@ def predict(
     Where the file has labels, the accuracy goes to standard error.
     """
     _wait_asleep()
-    from heedful.bridges.estimator import Estimator
-    from heedful.series import SeriesClassifier, read
+    from heedful.bridges.estimator import Classifier, Estimator
 
-    _task(task, file)
+    kind = TASKS[_task(task, file)]
     if out is not None and not out.expanduser().absolute().parent.is_dir():
         raise InvalidArgument(f"there is no folder {out.expanduser().absolute().parent}; make it first")
     model = Estimator.from_pretrained(folder)
-    if not isinstance(model, SeriesClassifier):
-        raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which does not read series")
-    data = read(file, "test")
+    if type(model).__name__ not in kind.estimators or not isinstance(model, Classifier):
+        raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which does not read {file.suffix} files")
+    data = import_module(kind.room).read(file, "test")
     model.set_params(device=device)
     with _warnings_in_a_line():
         probabilities = model.predict_proba(data.X)
@@ -131,6 +127,9 @@ def predict(
         out.expanduser().write_text(table.getvalue())
         typer.echo(f"{len(answers)} answers written to {out}")
     if data.y is not None:
+        foreign = _foreign(data.y, model.classes_)
+        if foreign.any():
+            typer.echo(f"heedful: {_unknown(data.y[foreign], model.classes_, len(data.y))}", err=True)
         right = _agreement(answers, data.y)
         typer.echo(f"accuracy {right:.4f} on {len(answers)} labelled series", err=True)
 
@@ -143,10 +142,33 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _agreement(answers: np.ndarray, labels: np.ndarray) -> float:
-    """The part of the answers that is right; numbers are compared as numbers, strings with whatever by their text."""
-    if "U" in answers.dtype.kind + labels.dtype.kind:
-        answers, labels = answers.astype(str), labels.astype(str)
+    """The part of the answers that is right."""
+    answers, labels = _comparable(answers, labels)
     return float((answers == labels).mean())
+
+
+def _foreign(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Which labels are no class of the model."""
+    import numpy as np
+
+    labels, classes = _comparable(labels, classes)
+    return ~np.isin(labels, classes)
+
+
+def _comparable(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers are compared as numbers, strings with whatever by their text."""
+    return (one.astype(str), other.astype(str)) if "U" in one.dtype.kind + other.dtype.kind else (one, other)
+
+
+def _unknown(labels: np.ndarray, classes: np.ndarray, cases: int) -> str:
+    def brief(names: list[Any]) -> str:
+        return ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+    which = brief(sorted(set(labels.tolist())))
+    return (
+        f"{len(labels)} of {cases} labels are no class of this model and count as wrong: {which}; it knows "
+        f"{brief(classes.tolist())}"
+    )
 
 
 def _wait_asleep() -> None:
@@ -158,9 +180,9 @@ def _task(task: str | None, file: Path) -> str:
     """What the file holds, as it was said or by its ending."""
     if task is not None and task not in TASKS:
         raise InvalidArgument(f"--task must be one of {', '.join(TASKS)}; got {task!r}")
-    fitting = [name for name, endings in TASKS.items() if file.suffix in endings]
+    fitting = [name for name, kind in TASKS.items() if file.suffix in kind.endings]
     if task is None and not fitting:
-        known = "; ".join(f"{name}: {', '.join(endings)}" for name, endings in TASKS.items())
+        known = "; ".join(f"{name}: {', '.join(kind.endings)}" for name, kind in TASKS.items())
         raise InvalidArgument(f"cannot tell from its ending what {file} holds; files that are read: {known}")
     return task or fitting[0]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from heedful import masks
 from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
-from heedful._pretrained import read_folder, write_folder
+from heedful._pretrained import Register, read_folder, write_folder
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
 from heedful.nn._describe import Primal
@@ -24,14 +24,14 @@ _PLACE = ("self", "device", "dtype")
 class Module(nn.Module):
     """A torch module whose constructor arguments are its attributes, so that it can be written down and made again."""
 
-    _named: ClassVar[dict[str, type[Module]]] = {}
+    _register: ClassVar[Register[Module]] = Register()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        known = Module._named.get(cls.__name__)
-        if known is not None and known.__module__.startswith("heedful.") and known.__module__ != cls.__module__:
-            raise InvalidArgument(f"a layer {cls.__name__} exists in {known.__module__}; give yours another name")
-        Module._named[cls.__name__] = cls
+        for known in Module._register.named(cls.__name__):
+            if known.__module__.startswith("heedful.") and known.__module__ != cls.__module__:
+                raise InvalidArgument(f"a layer {cls.__name__} exists in {known.__module__}; give yours another name")
+        Module._register.add(cls)
 
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments as they are now, without device and dtype."""
@@ -47,7 +47,8 @@ class Module(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes `config.json` (class and arguments) and `model.safetensors` (parameters and buffers) into a folder."""
         arguments = {name: to_plain(value) for name, value in self.arguments().items()}
-        write_folder(folder, {"module": {"type": type(self).__name__, "arguments": arguments}}, self.state_dict())
+        entry = Register.entry(type(self))
+        write_folder(folder, {"module": {**entry, "arguments": arguments}}, self.state_dict())
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Self:
@@ -59,10 +60,10 @@ class Module(nn.Module):
                 raise TypeError
         except (TypeError, KeyError):
             raise CorruptModel(f"{folder}: config.json has no type and arguments of a module; save it again") from None
-        made_by = Module._named.get(kind)
+        made_by = Module._register.find(config["module"], cls)
         if made_by is None:
             raise CorruptModel(
-                f"{folder}: unknown layer {kind!r}; known: {', '.join(sorted(Module._named))}. "
+                f"{folder}: unknown layer {kind!r}; known: {', '.join(Module._register.names())}. "
                 "A layer of your own must be defined (imported) before it is loaded"
             )
         if not issubclass(made_by, cls):

@@ -38,10 +38,6 @@ def as_array(X: Any) -> Any:
     """X as one array where it is a list of series, NaN behind each end; anything else as it is."""
     if isinstance(X, list | tuple) and not X:
         raise InvalidArgument("X is empty; give one series or more")
-    if hasattr(X, "iloc") and X.size and hasattr(X.iloc[0, 0], "__len__") and not isinstance(X.iloc[0, 0], str):
-        raise InvalidArgument(
-            "a data frame of series is not read; give a list of arrays (channels, time), one for each case"
-        )
     listed = isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1
     if not listed and (not isinstance(X, list | tuple) or not _are_series(X)):
         return X

@@ -25,27 +25,32 @@ from heedful.bridges.estimator import (
     check_range,
     check_whole,
     device_of,
+    dtype_of,
     encoded,
     hold_out,
     plain_number,
     seed_of,
     validated,
+    weights_of,
 )
 from heedful.nn import Primal, ksvd_loss
 from heedful.series._cases import Cases, as_array, cases_of, filled, scales, standardised
+from heedful.series._frames import Frames, read_frames
 from heedful.series.network import Head, SeriesNetwork
 
 # What does not decide the result of a training.
-_ASIDE = ("random_state", "device", "progress", "checkpoint_dir")
+_ASIDE = ("random_state", "device", "progress", "checkpoint_dir", "predict_dtype")
 
 
 class SeriesClassifier(Classifier):
     r"""Classifies multivariate time series by a small Transformer whose layers attend as you say.
 
     X is an array (cases, channels, time), a list of arrays (channels, time) of unequal lengths, or a table (cases, time) of
-    univariate series; y holds labels, numbers or strings. NaN inside a series is a missing value and is interpolated;
-    steps behind the last value of a series do not belong to it. Channels are standardised by the part that is learned
-    from. A series longer than all of the training is cut, with a warning: positions and head know no later step.
+    univariate series. In data frames rows are steps and columns channels, known by their names: a list of frames, a frame
+    with an index (instance, time), or a long frame with columns called instance and time. y holds labels, numbers or
+    strings. NaN inside a series is a missing value and is interpolated; steps behind the last value of a series do not
+    belong to it. Channels are standardised by the part that is learned from. A series longer than all of the training is
+    cut, with a warning: positions and head know no later step.
 
     Loss: cross-entropy + `eta` x the mean $J^2$ of the primal layers (Chen et al. 2023, "Primal-Attention").
 
@@ -62,8 +67,12 @@ class SeriesClassifier(Classifier):
         validation_fraction, patience: the part of the cases held out. Training stops when its loss has not fallen for
             `patience` epochs, and the weights of its best epoch are kept. With None all cases are learned from, for all
             epochs.
+        class_weight: None, `"balanced"` (every class weighs the same in the loss, however many cases it has), or a mapping from
+            classes to weights. The held-out loss is weighted too, the held-out accuracy is not.
         random_state: decides split, first weights, order and dropout; on the CPU the result is the same bit for bit.
         device: `"auto"` is CUDA where there is one.
+        predict_dtype: what answers are computed in. In `"float32"` the answer for a case may move by about 1e-6 with the batch it
+            is in, in `"float64"` it does not, at two to three times the time. May be set after `fit`.
         progress: shows a bar on standard error.
         checkpoint_dir: a folder in which the training is kept after every epoch, until it ends. `fit` called again after a
             kill, with equal parameters and data, goes on there and reaches the same weights. One folder serves many fits.
@@ -102,8 +111,10 @@ class SeriesClassifier(Classifier):
         lr: float = 1e-3,
         validation_fraction: float | None = 0.2,
         patience: int | None = 20,
+        class_weight: str | Mapping[Any, float] | None = None,
         random_state: Any = None,
         device: str = "auto",
+        predict_dtype: str = "float32",
         progress: bool = False,
         checkpoint_dir: str | Path | None = None,
     ) -> None:
@@ -122,31 +133,48 @@ class SeriesClassifier(Classifier):
         self.lr = lr
         self.validation_fraction = validation_fraction
         self.patience = patience
+        self.class_weight = class_weight
         self.random_state = random_state
         self.device = device
+        self.predict_dtype = predict_dtype
         self.progress = progress
         self.checkpoint_dir = checkpoint_dir
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Learns from series X and labels y; goes on where a killed call with the same `checkpoint_dir` stopped."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learns from series X and labels y; goes on where a killed call with the same `checkpoint_dir` stopped.
+
+        `sample_weight` has a number for each case: how much its loss counts. A case of weight 0 is left out altogether.
+        """
         self._check()
         from heedful.bridges.training import train
 
         device = device_of(self.device)
-        cases, codes = self._learn_shape(X, y)
-        checkpoint, self.seed_ = self._place(cases, codes)
+        frames = read_frames(X)
+        if frames is not None:
+            y, sample_weight = frames.aligned(y), frames.aligned(sample_weight, "sample_weight")
+        cases, codes = self._learn_shape(X if frames is None else frames, y)
+        weights = weights_of(self.classes_, codes, self.class_weight, sample_weight)
+        if weights is not None:
+            counting = weights > 0
+            cases, codes, weights = cases[counting], codes[counting], weights[counting]
+        checkpoint, self.seed_ = self._place(cases, codes, weights)
         learn, held = hold_out(codes, self.validation_fraction, self.seed_)
         self.mean_, self.scale_ = scales(cases[learn])
         x, padding = standardised(cases, self.mean_, self.scale_, self.max_len_)
-        tensors = x, padding, torch.from_numpy(codes)
         with torch.random.fork_rng([]):
             torch.manual_seed(self.seed_)
             network = self._network()
 
+        def part(rows: np.ndarray) -> tuple[Tensor, ...]:
+            tensors = x[rows], padding[rows], torch.from_numpy(codes[rows])
+            # A mean weight of 1 leaves the learning rate what it is.
+            more = () if weights is None else (torch.from_numpy(weights[rows] / weights[rows].mean()).float(),)
+            return (*tensors, *more)
+
         self.training_: Training = train(
             network,
-            tuple(tensor[learn] for tensor in tensors),
-            tuple(tensor[held] for tensor in tensors) if len(held) else None,
+            part(learn),
+            part(held) if len(held) else None,
             loss=self._loss,
             measure=_measure,
             recipe=Recipe(self.epochs, self._batch_size(len(learn)), self.lr, patience=self.patience, seed=self.seed_),
@@ -159,6 +187,7 @@ class SeriesClassifier(Classifier):
 
     def _check(self) -> None:
         """Refuses parameters that cannot be, before data is touched; sizes of layers are checked where layers are made."""
+        dtype_of(self.predict_dtype, device_of(self.device))
         check_whole(layers=self.layers, max_len=self.max_len, hidden=self.hidden)
         check_range(validation_fraction=(self.validation_fraction, 0.0, 1.0))
         eta = plain_number(self.eta)
@@ -171,18 +200,27 @@ class SeriesClassifier(Classifier):
 
     def _learn_shape(self, X: Any, y: Any) -> tuple[Cases, np.ndarray]:
         """Sets what X and y say about themselves: classes, channels and lengths."""
-        values, y = validated(self, as_array(X), y)
+        values, y = validated(self, as_array(X.series if isinstance(X, Frames) else X), y)
         classes, codes = encoded(y)
         cases = filled(cases_of(values[:, None] if values.ndim == 2 else values))
         longest = int(cases.lengths.max())
         self.__dict__.pop("network_", None)
         self.classes_, self.channels_, self.is_table_ = classes, cases.values.shape[1], values.ndim == 2
         self.max_len_ = longest if self.max_len is None else min(longest, int(self.max_len))
+        if isinstance(X, Frames) and X.channels is not None:
+            self.feature_names_in_ = np.array(X.channels, dtype=object)
         return cases, codes
 
     def _tensors(self, X: Any) -> tuple[Tensor, ...]:
+        frames = read_frames(X)
+        if frames is not None:
+            # The names of a table's columns are those of its steps.
+            known = None if self.is_table_ else getattr(self, "feature_names_in_", None)
+            X = frames.ordered(known).series
+        # A list holds series, whatever their length; the columns of a table are those of fit.
+        table = self.is_table_ and not isinstance(X, list | tuple)
         X = as_array(X)
-        values = validated(self, X, reset=False, features=self.is_table_ and getattr(X, "ndim", 2) == 2)
+        values = validated(self, X, reset=False, features=table and getattr(X, "ndim", 2) == 2)
         values = values[:, None] if values.ndim == 2 else values
         if values.shape[1] != self.channels_:
             raise InvalidArgument(
@@ -236,11 +274,17 @@ class SeriesClassifier(Classifier):
             return min(max(16, count // 64), 256)
         return self.batch_size
 
-    def _loss(self, network: nn.Module, x: Tensor, padding: Tensor, codes: Tensor) -> Tensor:
-        loss = functional.cross_entropy(network(x, padding), codes)
+    def _loss(
+        self, network: nn.Module, x: Tensor, padding: Tensor, codes: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        logits = network(x, padding)
+        if weights is None:
+            loss = functional.cross_entropy(logits, codes)
+        else:
+            loss = (weights * functional.cross_entropy(logits, codes, reduction="none")).mean()
         return loss + float(self.eta) * ksvd_loss(network) if self.eta else loss
 
-    def _place(self, cases: Cases, codes: np.ndarray) -> tuple[Path | None, int]:
+    def _place(self, cases: Cases, codes: np.ndarray, weights: np.ndarray | None) -> tuple[Path | None, int]:
         """The checkpoint of this very training, and its seed; without `random_state` the seed of the one to go on with."""
         if self.checkpoint_dir is None:
             return None, seed_of(self.random_state)
@@ -248,7 +292,7 @@ class SeriesClassifier(Classifier):
         params = {name: value for name, value in self._settings().items() if name not in _ASIDE}
         told = json.dumps([__version__, params, self.classes_.tolist(), cases.values.shape])
         digest = hashlib.sha256(told.encode())
-        for array in (cases.values, cases.lengths, codes):
+        for array in (cases.values, cases.lengths, codes, *(() if weights is None else (weights,))):
             digest.update(np.ascontiguousarray(array).tobytes())
         name = digest.hexdigest()[:16]
         if self.random_state is None:
@@ -268,9 +312,12 @@ class SeriesClassifier(Classifier):
         return tags
 
 
-def _measure(network: nn.Module, x: Tensor, padding: Tensor, codes: Tensor) -> Mapping[str, Tensor]:
+def _measure(
+    network: nn.Module, x: Tensor, padding: Tensor, codes: Tensor, weights: Tensor | None = None
+) -> Mapping[str, Tensor]:
     logits = network(x, padding)
+    loss = functional.cross_entropy(logits, codes, reduction="none")
     return {
-        "loss": functional.cross_entropy(logits, codes, reduction="none"),
+        "loss": loss if weights is None else weights * loss,
         "accuracy": (logits.argmax(1) == codes).float(),
     }
