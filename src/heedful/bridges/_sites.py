@@ -29,7 +29,8 @@ def select(model: Any, layers: Layers | None) -> tuple[dict[str, nn.Module], lis
         raise Unsupported(f"{type(model).__name__} has no attention that can be replaced{_REASON}")
     others = _others(modules, sites)
     chosen = {*sites, *others} if layers is None else _chosen(model, layers, modules, sites, others)
-    fixed = sorted({type(modules[name]).__name__ for name in others if name in chosen and _is_attention(modules[name])})
+    own = (part for name in others if name in chosen for part in modules[name].modules())
+    fixed = sorted({type(part).__name__ for part in own if _is_attention(part)})
     if fixed:
         raise Unsupported(
             f"{type(model).__name__} computes part of its attention by itself, in {', '.join(fixed)}{_REASON}. "
@@ -53,7 +54,7 @@ def _others(modules: dict[str, nn.Module], sites: Iterable[str]) -> list[str]:
     around = {parent for site in sites for parent in _parents(site)}
     names: list[str] = []
     for name, module in modules.items():
-        called = _is_attention(module) or re.search(r"(attn|attention)$", name)
+        called = _is_attention(module) or (re.search(r"(attn|attention)$", name) and any(module.children()))
         if called and name not in around and not {*sites, *names} & {*_parents(name)}:
             names.append(name)
     return names

@@ -96,6 +96,24 @@ def read_frames(X: Any) -> Frames | None:
     return _long(X) if _is_frame(X) else None
 
 
+def check_rows(X: Any, y: Any) -> None:
+    """Refuses a plain frame whose rows are not one labelled series each."""
+    if _is_frame(X) and hasattr(y, "__len__") and len(y) != len(X):
+        raise InvalidArgument(
+            f"X is a data frame without instances and times, so each of its {len(X)} rows is a univariate series, and y has {len(y)} "
+            f"labels. For other data {FORMS}"
+        )
+
+
+def check_single(X: Any, channels: Sequence[str]) -> None:
+    """Refuses a plain frame whose columns are a model's channels: its rows would be read as series of one channel."""
+    if _is_frame(X) and set(map(str, X.columns)) == set(channels):
+        raise InvalidArgument(
+            f"the columns of X are the channels of fit, {', '.join(map(repr, channels[:5]))}, so its rows are the steps of one series; "
+            "give it in a list, [X]"
+        )
+
+
 def _is_frame(X: Any) -> bool:
     return hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2
 
@@ -138,6 +156,9 @@ def _long(X: Any) -> Frames | None:
             )
         order = X[instance].drop_duplicates()
         wide = X.pivot(index=[instance, time], columns=channel, values=value)
+        if not _is_numeric(X[channel]):
+            # A pivot sorts, dim_10 before dim_2.
+            wide = wide[X[channel].drop_duplicates()]
         panel = _panel(wide, wide.index.get_level_values(0), wide.index.get_level_values(1))
         places = panel.cases.get_indexer(order)
         return Frames([panel.series[at] for at in places], panel.channels, panel.cases[places])
@@ -151,7 +172,15 @@ def _long(X: Any) -> Frames | None:
 
 def _check_table(X: Any) -> None:
     """Refuses a frame that is no table of numbers, one univariate series in each row."""
-    if X.size and hasattr(X.iloc[0, 0], "__len__") and not isinstance(X.iloc[0, 0], str):
+    if not X.size:
+        raise InvalidArgument(
+            f"X is a data frame of {X.shape[0]} rows and {X.shape[1]} columns; give one series or more"
+        )
+    if len({isinstance(column, str) for column in X.columns}) > 1:
+        raise InvalidArgument(
+            "columns of X are named by text and by numbers; X.columns = X.columns.astype(str) makes all text"
+        )
+    if hasattr(X.iloc[0, 0], "__len__") and not isinstance(X.iloc[0, 0], str):
         raise InvalidArgument(f"a data frame of series is not read; {FORMS}")
     try:
         _numbers(X.iloc[:, [at for at, column in enumerate(X.columns) if not _is_numeric(X[column])]])

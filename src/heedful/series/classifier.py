@@ -35,7 +35,7 @@ from heedful.bridges.estimator import (
 )
 from heedful.nn import Primal, ksvd_loss
 from heedful.series._cases import Cases, as_array, cases_of, filled, scales, standardised
-from heedful.series._frames import Frames, read_frames
+from heedful.series._frames import Frames, check_rows, check_single, read_frames
 from heedful.series.network import Head, SeriesNetwork
 
 # What does not decide the result of a training.
@@ -150,7 +150,9 @@ class SeriesClassifier(Classifier):
 
         device = device_of(self.device)
         frames = read_frames(X)
-        if frames is not None:
+        if frames is None:
+            check_rows(X, y)
+        else:
             y, sample_weight = frames.aligned(y), frames.aligned(sample_weight, "sample_weight")
         cases, codes = self._learn_shape(X if frames is None else frames, y)
         weights = weights_of(self.classes_, codes, self.class_weight, sample_weight)
@@ -213,10 +215,12 @@ class SeriesClassifier(Classifier):
 
     def _tensors(self, X: Any) -> tuple[Tensor, ...]:
         frames = read_frames(X)
+        # The names of a table's columns are those of its steps.
+        channels = None if self.is_table_ else getattr(self, "feature_names_in_", None)
         if frames is not None:
-            # The names of a table's columns are those of its steps.
-            known = None if self.is_table_ else getattr(self, "feature_names_in_", None)
-            X = frames.ordered(known).series
+            X = frames.ordered(channels).series
+        elif channels is not None:
+            check_single(X, channels)
         # A list holds series, whatever their length; the columns of a table are those of fit.
         table = self.is_table_ and not isinstance(X, list | tuple)
         X = as_array(X)
