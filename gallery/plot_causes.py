@@ -1,7 +1,7 @@
-"""Which words make a sentence what it is? Causal graphs over the words of two texts, and the smallest set their embedding hangs on.
+"""Which words does the embedding of a sentence depend on? Causal graphs over the words of two texts, and the smallest sets that change it.
 
 MiniLM turns a text into a vector. `heedful.explain` reads its last layer's attention as a causal model over the words, learns a graph for each
-head, and looks there for words without which the vector moves away (its cosine with the whole text's falls below 0.7). What it finds is
+head, and looks there for words without which the vector changes (its cosine with the whole text's falls below 0.7). What it finds is
 verified by masking the words and reading again. Classifiers and language models are asked the same way; there the answer must change.
 
 How to read it: words stand from top to bottom, arcs are edges with a mark at each end. A dashed arc with two heads: neither word is the
@@ -37,9 +37,12 @@ def main(picture: Path) -> None:
         print(one)
         one.plot(ax)
         ax.set_anchor("N")
-        words = ", ".join(one.words)
+        words = " + ".join(one.words)
+        more = f" (or any of {len(one.sets) - 1} other sets)" if len(one.sets) > 1 else ""
         told = (
-            f"the embedding hangs on: {words}" if one.found else f"nothing small moves the embedding; nearest: {words}"
+            f"the embedding changes without {words}{more}"
+            if one.found
+            else f"no small set changes the embedding; nearest: {words}"
         )
         head = "" if one.head is None else f", head {one.head}"
         ax.set_title(f"{told}\nlayer {one.layer}{head}: {len(one.pag.edges())} edges, N = {one.pag.samples}, alpha = {one.pag.alpha:g}",

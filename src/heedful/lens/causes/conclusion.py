@@ -191,9 +191,10 @@ def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:
             "A set changed the answer in a batch but not alone: its margin is within rounding, so it does not count."
         )
     elif not told.found:
+        thing = "embedding beyond the threshold" if told.task == "embedding" else "answer"
         why = "max_calls ended the search" if found.exhausted else "more words may have to go together, or other ones"
         said.append(
-            f"No set of {settings['max_size']} or fewer words was found whose removal changes the answer; {why}."
+            f"No set of {settings['max_size']} or fewer words was found whose removal changes the {thing}; {why}."
         )
     elif told.head is None:
         said.append("No head's graph connects this set to the answer: it was found by single effects, not by a graph.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 from heedful.lens.causes import draw
-from heedful.lens.causes.telling import after, by_reason, headline, methods, shown, told
+from heedful.lens.causes.telling import PUNCTUATION, after, by_reason, headline, methods, shown, told
 from heedful.lens.sections import Section, html_table, readable
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _scores(found: Explanation) -> str:
 
 def _never(found: Explanation) -> str:
     rows = [
-        f"<p class=note>Never removed: {escape(', '.join(words))} ({escape(reason)}).</p>"
+        f"<p class=note>Never removed: {escape((' ' if reason == PUNCTUATION else ', ').join(words))} ({escape(reason)}).</p>"
         for reason, words in by_reason(found).items()
     ]
     return "".join(rows)
@@ -271,7 +271,8 @@ def html_of(found: Explanation) -> str:
 
     scripts = [resource("page.js"), _own("causes.js")]
     styles = resource("page.css") + _own("causes.css")
-    title = "Why the embedding is what it is" if found.task == "embedding" else f"Why {found.answer!r}"
+    embedding = found.task == "embedding"
+    title = "Which words the embedding depends on" if embedding else f"Why the model answers {found.answer!r}"
     parts = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts)}">',

@@ -15,6 +15,7 @@ __all__ = ["after", "before", "by_reason", "headline", "lines", "listed", "metho
 # Words that a headline names, sets that are listed, words whose scores are printed, words of a reason to leave them out.
 NAMED, SETS, WORDS, REASONS = 6, 10, 8, 12
 VERBS = {"mask": "Masking"}
+PUNCTUATION = "punctuation"
 
 
 def headline(
@@ -118,7 +119,8 @@ def lines(found: Explanation, width: int = 100) -> list[str]:
     made = ["\n".join(textwrap.wrap(headline(found), width))]
     made += _set_lines(found, width) + _score_lines(found, width)
     for reason, words in by_reason(found).items():
-        some = ", ".join(words[:REASONS]) + (f" and {len(words) - REASONS} more" if len(words) > REASONS else "")
+        some = (" " if reason == PUNCTUATION else ", ").join(words[:REASONS])
+        some += f" and {len(words) - REASONS} more" if len(words) > REASONS else ""
         made += textwrap.wrap(f"Never removed: {some} ({reason}).", width)
     pag = found.pag
     where = f"layer {found.layer}" + (f", head {found.head}" if found.head is not None else "")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges import answers
 from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
+from heedful.lens.causes.telling import PUNCTUATION
 from heedful.lens.sections import readable
 
 __all__ = ["KINDS", "TextModel"]
@@ -56,9 +57,9 @@ class _Text(Ids):
         self.target_span = _span(reading, self.target) if self.kind == "mlm" else None
         self.names = unique([self._named(reading, unit) for unit in self.units])
         self.left_out = tuple(
-            (self._named(reading, group), READ_THERE if group in spoken else "punctuation")
+            (self._named(reading, group), READ_THERE if group in spoken else PUNCTUATION)
             for group in groups
-            if group not in self.units
+            if group not in self.units and not _is_blank(reading, group)
         )
         marks = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "cls", "eos", "sep", "pad", "unk")]
         # What is read where every token was cut out; without any such mark the last token stays.
@@ -295,6 +296,12 @@ def _groups(reading: answers.Reading, merge: str) -> list[tuple[int, ...]]:
         if not special:
             groups.setdefault(word if merge == "words" and word is not None else ("alone", place), []).append(place)
     return [tuple(group) for group in groups.values()]
+
+
+def _is_blank(reading: answers.Reading, places: Sequence[int]) -> bool:
+    """Whether these tokens are space and nothing else."""
+    spans = [span for place in places if (span := reading.spans[place])]
+    return bool(spans) and not any(reading.text[slice(*span)].strip() for span in spans)
 
 
 def _span(reading: answers.Reading, places: Sequence[int]) -> tuple[int, int] | None:
