@@ -69,7 +69,7 @@ def _parents(name: str) -> list[str]:
 def _chosen(
     model: Any, layers: Layers, modules: dict[str, nn.Module], sites: dict[str, nn.Module], others: list[str]
 ) -> set[str]:
-    entries = [layers] if isinstance(layers, str | int) else list(layers) if isinstance(layers, Iterable) else []
+    entries = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
     if not entries:
         raise InvalidArgument(f"layers must be numbers of layers or patterns of names, one or more; got {layers!r}")
     numbered = _numbered(model, modules, [*sites, *others])
@@ -95,7 +95,7 @@ def _number(entry: Any) -> int:
             return index(entry)
     except TypeError:
         pass
-    raise InvalidArgument(f"layers must be numbers of layers or patterns of names; got {entry!r} among them")
+    raise InvalidArgument(f"layers must be numbers of layers or patterns of names; got {entry!r}")
 
 
 def _numbered(model: Any, modules: dict[str, nn.Module], names: Iterable[str]) -> dict[str, int]:
