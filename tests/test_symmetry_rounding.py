@@ -167,3 +167,38 @@ def test_overflow_is_told_apart_from_a_breach():
     assert report.passed
     assert any("f is not finite at" in note and "scaled by 1000" in note for note in report.notes)
     assert check_permutation(exponential, d=6, trials=40).passed
+
+
+def test_parameters_that_round_when_they_are_turned_are_no_breach():
+    """In bfloat16 a turned weight is off by as much for every input: the noise is measured over turns as well."""
+    from heedful.nn import KnowledgeAttention
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layer = KnowledgeAttention(8, 2, knowledge=3, value="mlp")
+        report = check_equivariance(layer, d=8, roles="auto", dtype=torch.bfloat16, trials=40, seed=seed)
+        assert (report.passed, report.weak) == (True, True)
+        assert not check_equivariance(layer, d=8, dtype=torch.bfloat16, trials=20, shrinking=False).passed
+
+
+@pytest.mark.parametrize("group", ["O", "translation"])
+def test_poles_and_numbers_moved_among_larger_ones(group):
+    def energy(x):
+        square = (x[:, None] - x).square().sum(-1) + torch.eye(len(x), dtype=x.dtype)
+        return (1 / square - 1 / square**2).sum()
+
+    for seed in range(2):
+        options = {"d": 3, "dtype": torch.float32, "group": group, "output": "scalar", "trials": 100, "seed": seed}
+        assert check_equivariance(energy, **options).passed
+        assert not check_equivariance(lambda x: energy(x) + x[0, 0], **options, shrinking=False).passed
+
+
+def test_an_error_on_odd_inputs_alone_is_noted():
+    def picky(x):
+        if float(x.abs().max()) > 100:
+            raise ValueError("too large")
+        return x
+
+    report = check_equivariance(picky, d=4, trials=60)
+    assert report.passed
+    assert any("f raises an error at" in note and "scaled by 1000" in note for note in report.notes)

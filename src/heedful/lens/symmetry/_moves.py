@@ -72,6 +72,16 @@ class Turn(Move):
     def matrix(self, out: Tensor) -> Tensor:
         return self.data @ out @ self.data.mT
 
+    @cached_property
+    def exact(self) -> bool:
+        """Whether it swaps and flips coordinates alone, without any rounding."""
+        return bool(torch.equal(self.data, self.data.round()))
+
+    def tilted(self, angle: float) -> Turn:
+        """The element turned a little further, always in the same direction."""
+        draw = torch.randn(self.data.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return Turn(self.name, torch.linalg.matrix_exp(angle * (draw - draw.mT) / (2 * len(draw)) ** 0.5) @ self.data)
+
     def inverse(self) -> Turn:
         """The element that undoes this one."""
         return Turn(self.name, self.data.mT)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument
+from heedful._errors import HeedfulError, InvalidArgument
 from heedful.lens.symmetry._bound import failure_bound
 from heedful.lens.symmetry._call import Callee, Function, Roles, undisturbed
 from heedful.lens.symmetry._inputs import GIVEN, NORMAL, Input, Sampler, drawn, inputs
@@ -165,8 +165,13 @@ def _run(
     """The trials, settled, and a note on inputs that said nothing and were replaced by normal ones."""
     done, void = [], Counter[tuple[str, str]]()
     for move, (x, z, kind) in runs:
-        trial = test.run(move, x, z, kind)
-        why = test.void(trial)
+        try:
+            trial = test.run(move, x, z, kind)
+            why = test.void(trial)
+        except HeedfulError:
+            if kind in (NORMAL, GIVEN):
+                raise
+            why = "f raises an error"
         if why:
             void[why, kind] += 1
             other = drawn(NORMAL, len(x), x.shape[-1], 0 if z is None else len(z), generator)
