@@ -204,7 +204,8 @@ def test_a_page_of_its_own(short, classified):
 
 @with_demo
 def test_a_set_that_was_not_found_is_no_set(short):
-    failed = dataclasses.replace(short, found=False, flipped_to=None, sets=())
+    kept = tuple(one._replace(alone=one.alone._replace(flipped=False)) for one in short.scores)
+    failed = dataclasses.replace(short, found=False, flipped_to=None, sets=(), scores=kept)
     assert "No set of at most 5 words that was tried changes the embedding" in page.told(failed).replace("\n", " ")
     assert "No set of at most 5 words that was tried changes the embedding" in page.fragment(failed)
     assert re.search(r"causal \(this\)\s+none\s+none", page.told(failed))

@@ -209,6 +209,24 @@ def test_the_limit_on_sets_is_told():
         explain(classifier(), TEXT, tokenizer=wordpiece(), max_sets=0)
 
 
+def test_single_words_are_all_listed_whatever_the_limits():
+    """What a later measurement shows must not belie what is said first."""
+    every = [{unit} for unit in (1, 4, 8)]
+    for options in ({"max_sets": 1}, {"max_sets": 1, "order": "depth", "alpha": 1 - 1e-12}):
+        found = explain(planted(every), baselines=False, **options)
+        assert len(found.sets) == 3, options
+        assert sum(one.alone.flipped for one in found.scores) == 3
+        assert "any one of" in str(found)
+    # The paper's order knows no word that no graph connects.
+    apart = explain(planted(every), baselines=False, order="depth")
+    assert apart.found or "No set of at most 5 words that the graphs propose" in str(apart).replace("\n", " ")
+    few = explain(planted(every), baselines=False, max_calls=2)
+    assert few.calls + few.more_calls <= 4
+    assert len(few.scores) == 2
+    assert sum("max_calls" in reason for _, reason in few.left_out) == 10
+    assert "No other single word" not in str(few)
+
+
 @pytest.mark.parametrize("kind", ["classifier", "gpt2"])
 def test_scores_of_words_are_measured(kind):
     """Leave-one-out against the model itself, and the mean effect from the definition over what was asked."""

@@ -340,8 +340,9 @@ def is_causal(model: nn.Module) -> bool:
 
 def reads_singly(model: nn.Module) -> bool:
     """Whether a classifier takes one text at a time: without a padding token it cannot tell where several end."""
-    config = getattr(model, "config", None)
-    return is_causal(model) and getattr(config, "pad_token_id", None) is None
+    config: Any = getattr(model, "config", None)
+    inner = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return is_causal(model) and getattr(inner, "pad_token_id", None) is None
 
 
 def _limit(model: nn.Module, tokenizer: Any) -> int:

@@ -40,14 +40,19 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
     """The explanation; its seconds are for the caller to tell."""
     task, seen, replies, ask, found, graph, names, target_node, of_unit, units = searched
     whole = ask([()])[0]
-    best: Units = found.units or min(
-        (one for one in ask.tried if one), key=lambda one: (ask.tried[one].margin, one), default=()
+    # Single words are all known, also those that no graph proposed.
+    alone = [one for one in ask.tried if len(one) == 1 and ask.tried[one].flipped] if len(found.units) == 1 else []
+    every = sorted({*found.all_units, *alone}, key=lambda one: (ask.tried[one].score, ask.tried[one].margin, one))
+    best: Units = (
+        every[0]
+        if every
+        else min((one for one in ask.tried if one), key=lambda one: (ask.tried[one].margin, one), default=())
     )
     # Alone, and not in the batch it was found in.
     without = replies.replies([tuple(units[at] for at in best)])[0]
-    flipped = bool(found.units) and without.flipped
+    flipped = bool(every) and without.flipped
     kept = replies.inquiry(units=units)([tuple(at for at in range(len(units)) if at not in best)])[0]
-    head = None if found.head is None or not flipped else graph.heads_[found.head]
+    head = None if found.head is None or not flipped or best != found.units else graph.heads_[found.head]
 
     def removal(one: Units, reply: Reply) -> Removal:
         indices = tuple(of_unit[at] for at in one)
@@ -55,9 +60,9 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
         return Removal(indices, words, reply.flipped, task.name(reply.winner), reply.score, reply.margin)
 
     chosen = removal(best, without)
-    sets = (chosen, *(removal(one, ask.tried[one]) for one in found.all_units if one != best)) if flipped else ()
+    sets = (chosen, *(removal(one, ask.tried[one]) for one in every if one != best)) if flipped else ()
     tried = sorted(
-        (one for one in ask.tried if one and one != best and one not in found.all_units),
+        (one for one in ask.tried if one and one != best and one not in every),
         key=lambda one: (
             not ask.tried[one].flipped,
             len(one) if ask.tried[one].flipped else 0,
@@ -110,10 +115,10 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
         sets_note=_tried(ask, found, len(units), settings["max_sets"]) if flipped else "",
         scores=tuple(
             _word_score(at, ask, removal((at,), ask.tried[at,]))
-            for at in sorted(range(len(units)), key=of_unit.__getitem__)
+            for at in sorted((one[0] for one in ask.tried if len(one) == 1), key=of_unit.__getitem__)
         ),
         alternatives=tuple(removal(one, ask.tried[one]) for one in tried[:ALTERNATIVES]),
-        left_out=_left_out(task, units),
+        left_out=_left_out(task, units, ask),
         text=getattr(task, "text", ""),
         spans=tuple(spans.get(node) for node in range(len(names))) if spans else (),
         part=getattr(task, "part", ""),
@@ -158,13 +163,17 @@ def _tried(ask: Inquiry, found: Found, count: int, most: int) -> str:
     return f"{asked} of {every} {what} among the candidates were tried{why}"
 
 
-def _left_out(task: Task, units: Sequence[int]) -> tuple[tuple[str, str], ...]:
+def _left_out(task: Task, units: Sequence[int], ask: Inquiry) -> tuple[tuple[str, str], ...]:
     """What was never removed, and why."""
     why = (
         f"not among the {len(units)} candidates, which get the most attention or have the largest gradient times input"
     )
     others = [(name, why) for unit, name in enumerate(task.names) if unit not in set(units)]
-    return (*getattr(task, "left_out", ()), *others)
+    removed = {at for one in ask.tried for at in one}
+    unasked = [
+        (task.names[unit], "max_calls ended the search before") for at, unit in enumerate(units) if at not in removed
+    ]
+    return (*getattr(task, "left_out", ()), *others, *unasked)
 
 
 def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:

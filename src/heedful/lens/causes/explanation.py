@@ -135,7 +135,7 @@ class CausalExplainer:
             progress=lambda done, total: say("searching", done, total),
         )
         # Every word by itself, whether or not the search came to it.
-        ask([(at,) for at in range(len(units))])
+        ask([(at,) for at in range(len(units)) if (at,) not in ask.tried][: int(min(ask.left, len(units)))])
         others: dict[str, BaselineResult] = {}
         if self.baselines:
             say("comparing", 0, 1)
@@ -255,7 +255,7 @@ def explain(
             last word can go like any other. `"auto"` masks where there is a mask token, and drops elsewhere.
         merge: `"words"` takes the pieces of a word away together, since what is left of a word tells it; `"tokens"` does not. Words are
             those of your text, by its characters, whatever the tokenizer makes of them.
-        max_size, max_calls: bounds on the set and on the different inputs that the search asks about; each word is removed alone in any case.
+        max_size, max_calls: bounds on the set and on the different inputs that the search asks about.
         max_sets: how many sets of the smallest size are looked for; of single words, all are found.
         radius: how far from the answer the graph is followed; to its end by default.
         candidates: how many words take part, 32 by default: those most attended from the answer and those with the largest

@@ -161,7 +161,7 @@ def search(
     found is pruned, since being connected may have brought in a passenger. `order="depth"` is the paper's: by the sum of depths,
     then by how strongly the members depend on the target, and none left out. Of more than 50,000 sets of one size either takes those
     of the units that do most by themselves. Pruning may ask a few questions beyond the bound on calls. After the first set the search goes on
-    through the sets of its size until it has found `max_sets` of them; single units are all tried where `max_sets` is above 1.
+    through the sets of its size until it has found `max_sets` of them; single units are all tried, but for `order="depth"`.
 
     Args:
         ask: what the model answers, counted.
@@ -200,7 +200,7 @@ def search(
                 if prune:
                     pruned(ask, min(hits, key=lambda one: (-known[one], one)))
                 calls = ask.calls
-            full = len(hits) >= max_sets and (size > 1 or max_sets == 1)
+            full = len(hits) >= max_sets and (size > 1 or order == "depth")
             if full:
                 break
         if hits:

@@ -37,18 +37,21 @@ def headline(
     def joined(one: Sequence[str]) -> str:
         return listed([word(name) for name in one], "and")
 
+    singles = sum(one.alone.flipped for one in found.scores)
     if not found.found:
         size = found.settings["max_size"]
         closest = f" {masking} {joined(found.words)} {most}: {_effect(found, None, answer)}." if found.words else ""
-        return f"{opening}No set of at most {size} {things} that was tried {changes}{bound}.{closest}"
+        # In the paper's order a word that no graph connects is measured, but proposed by none.
+        which = "that the graphs propose" if singles else "that was tried"
+        return f"{opening}No set of at most {size} {things} {which} {changes}{bound}.{closest}"
     first, size = found.sets[0], found.size
-    smaller = (
-        "" if size == 1 else f" No single {things[:-1]} does." if size == 2 else " No smaller set that was tried does."
-    )
+    none = f" No single {things[:-1]} does." if size == 2 and not singles else ""
+    smaller = none or (" No smaller set that was tried does." if size > 2 and not singles else "")
     effect = _effect(found, first, answer)
     if len(found.sets) == 1:
         together = " alone" if size == 1 else " together"
-        only = f" No other single {things[:-1]} does." if size == 1 and found.sets_note.startswith("all ") else smaller
+        all_tried = found.sets_note.startswith("all ")
+        only = f" No other single {things[:-1]} does." if size == 1 and singles == 1 and all_tried else smaller
         return f"{opening}{masking} {joined(first.words)}{together} {changes}{bound}: {effect}.{only}"
     if size == 1:
         every = [word(one.words[0]) for one in found.sets]

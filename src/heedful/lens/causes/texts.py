@@ -241,7 +241,7 @@ class TextModel:
         # The state of one token stands for the text where a head of transformers says so.
         self.pool = pool or ("mean" if kind == "embedding" else "cls")
         self.labels, self.threshold = None if labels is None else tuple(labels), float(threshold)
-        self.causal = answers.is_causal(model)
+        self.causal = kind == "next-token" or answers.is_causal(model)
         self.keeps = "logits_to_keep" in signature(model.forward).parameters
         # The answer needs a place of its own.
         self.extra = int(kind == "next-token")
