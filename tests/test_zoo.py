@@ -112,6 +112,18 @@ ZOO = {
         {**TEXT, **MARKS, "num_hidden_layers": 3, "local_attention": 4, "cls_token_id": 3, "sep_token_id": 4},
         layers=3,
     ),
+    "neomme": Case(  # a part of each attention is called attention, and calls nothing
+        "NeoMMEModel",
+        "NeoMMEConfig",
+        {
+            **DECODER,
+            "head_dim": 16,
+            "embedding_rank": 8,
+            "sliding_window": 4,
+            "image_token_id": 35,
+            "document_token_id": 34,
+        },
+    ),
     # text: decoders
     "gpt2": Case("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 37, "n_embd": 24, "n_layer": 2, "n_head": 3, **MARKS}),
     "gpt_neox": Case("GPTNeoXForCausalLM", "GPTNeoXConfig", {**TEXT, **MARKS, "num_attention_heads": 4}),
@@ -351,7 +363,7 @@ def test_softmax_and_observe_are_what_the_model_computes(name):
     assert distance(sdpa, eager) < 1e-5
     placement = use(model)
     assert distance(main(run(model, inputs), inputs), sdpa) < 1e-10
-    assert distance(main(run(use(model, Gaussian(2.0)), inputs), inputs), sdpa) > 1e-3
+    assert distance(main(run(use(model, Gaussian(1.3)), inputs), inputs), sdpa) > 1e-3
     assert len(placement.changed) + len(placement.left) >= 1
     restore(model)
     assert torch.equal(main(run(model, inputs), inputs), sdpa)

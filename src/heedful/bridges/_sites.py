@@ -50,11 +50,14 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _others(modules: dict[str, nn.Module], sites: Iterable[str]) -> list[str]:
-    """Modules called attention that neither are, hold nor lie in one that calls the interface; outermost ones."""
+    """Modules called attention that neither are, hold nor lie in one that calls the interface; outermost ones.
+
+    One that has the name alone must have three parts, as queries, keys and values do: norms are named after attention too.
+    """
     around = {parent for site in sites for parent in _parents(site)}
     names: list[str] = []
     for name, module in modules.items():
-        called = _is_attention(module) or (re.search(r"(attn|attention)$", name) and any(module.children()))
+        called = _is_attention(module) or (re.search(r"(attn|attention)$", name) and len(list(module.children())) > 2)
         if called and name not in around and not {*sites, *names} & {*_parents(name)}:
             names.append(name)
     return names

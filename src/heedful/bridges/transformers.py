@@ -101,8 +101,8 @@ def use(
             trained kernel, save it beside the model: `used(model).save_pretrained(folder)`.
         impl: as in `attend`.
         layers: the layers to change; the others keep softmax attention. A number is that of a layer of the text model where
-            there is one beside others (a vision tower's layers have numbers too), and of encoder and decoder alike where both
-            are one model's; it is the first number in a module's name. A string is a pattern (`fnmatch`) of a module's name or
+            there is one beside others (a vision tower's layers have numbers too), and of encoder and decoder alike where one
+            config describes both; it is the first number in a module's name. A string is a pattern (`fnmatch`) of a module's name or
             of one it lies in: `"vision_model.*"`, `"decoder.layers.3"`. An entry that would change nothing is refused.
 
     Returns:
