@@ -225,7 +225,9 @@ def test_a_set_that_was_not_found_is_no_set(short):
         "Masking animal alone changes the answer: the model answers 'bad', and the probability of 'good' is then 0.200"
         in told
     )
+    assert "<title>Why the model answers &#x27;good&#x27;</title>" in flipped.to_html()
     second = dataclasses.replace(flipped, rank=2)
+    assert "<title>Why &#x27;good&#x27; is answer number 2</title>" in second.to_html()
     for told in (page.told(second), page.fragment(second)):
         assert re.search(r"is the model.s answer number 2 \(probability 0.800\)", told.replace("\n", " "))
         assert "lose that rank" in told.replace("\n", " ")

@@ -109,7 +109,7 @@ def open_model(folder: str | Path, kind: str = "auto") -> tuple[Any, Any]:
         headless = kind == "embedding" or not named or config.get("is_encoder_decoder")
         known = None if headless else kind_named(str(named))
     except Unsupported as error:
-        raise Unsupported(f"{folder}: {error}. task='embedding' explains the encoder below the head") from None
+        raise Unsupported(f"{folder}: {error}. task='embedding' (--task embedding) explains the encoder below the head") from None
     if known is None:
         return local.load(folder)
     try:

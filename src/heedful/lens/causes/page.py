@@ -271,8 +271,11 @@ def html_of(found: Explanation) -> str:
 
     scripts = [resource("page.js"), _own("causes.js")]
     styles = resource("page.css") + _own("causes.css")
-    embedding = found.task == "embedding"
-    title = "Which words the embedding depends on" if embedding else f"Why the model answers {found.answer!r}"
+    title = f"Why the model answers {found.answer!r}"
+    if found.task == "embedding":
+        title = "Which words the embedding depends on"
+    elif found.rank > 1:
+        title = f"Why {found.answer!r} is answer number {found.rank}"
     parts = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts)}">',
