@@ -8,6 +8,7 @@ pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
 import pandas as pd
+from sklearn.model_selection import GridSearchCV
 
 from heedful import InvalidArgument
 from heedful.series import SeriesClassifier
@@ -156,6 +157,13 @@ def test_labels_follow_their_index():
 def test_what_cannot_be_read_is_named(X, told):
     with pytest.raises(InvalidArgument, match=told):
         SeriesClassifier(**SMALL).fit(X(), Y[:3])
+
+
+def test_a_list_of_frames_is_searched_over():
+    cases = [frame for _, frame in indexed().groupby(level=0, sort=False)]
+    search = GridSearchCV(SeriesClassifier(**SMALL | {"epochs": 1}), {"class_weight": [None, "balanced"]}, cv=2)
+    found = search.fit(cases, Y, sample_weight=np.ones(24)).best_estimator_
+    np.testing.assert_array_equal(found.predict_proba(cases), found.predict_proba(indexed()))
 
 
 def test_a_label_for_every_row_is_refused():
