@@ -68,6 +68,7 @@ def test_a_decoder_that_depends_on_its_first_or_last_word_is_explained_by_it(mak
     assert found.words == (words[place],)
     assert len(found.sets) == 1
     assert found.left_out == ()
+    assert any("idle attention" in sentence for sentence in found.trust)
     assert found.sets_note == "all 8 single words among the candidates were tried"
     assert f"Removing {words[place]} alone changes the answer" in str(found).replace("\n", " ")
     assert f"<span class=chosen>{words[place]}</span>" in found.to_html()
@@ -102,6 +103,9 @@ def test_what_cannot_be_removed_is_named():
     assert {"word": ",", "reason": "punctuation"} in found.to_dict()["left_out"]
     assert "Never removed: the (the answer is read at its place" in str(found)
     assert "Never removed: the (the answer is read" in found.to_html()
+    typed = explain(classifier(), "the cat [SEP] sat", tokenizer=wordpiece(), baselines=False)
+    assert typed.left_out == (("[SEP]", "a special token of the tokenizer's"),)
+    assert explain(masked(), "the [MASK] sat", tokenizer=wordpiece(), baselines=False).left_out == ()
     few = explain(classifier(), TEXT, tokenizer=wordpiece(), candidates=3, baselines=False)
     assert len(few.left_out) == 9
     assert all("not among the 3 candidates" in reason for _, reason in few.left_out)

@@ -188,6 +188,11 @@ def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:
         said.append(
             f"{told.answer!r} is not the model's first answer but its number {told.rank}; the set makes it lose that rank."
         )
+    if told.settings["learner"] == "ordered icd" and told.text and any(node[0] == 0 for node in told.nodes):
+        said.append(
+            "The first word stands where a decoder's idle attention goes, so that its edges in the graph need not be about the word; "
+            "removing it is what counts."
+        )
     if told.part:
         said.append(f"The text is longer than the model can read: {told.part}.")
     if settings["candidates"] < settings["words"]:

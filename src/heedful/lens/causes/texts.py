@@ -60,6 +60,10 @@ class _Text(Ids):
             (self._named(reading, group), READ_THERE if group in spoken else PUNCTUATION)
             for group in groups
             if group not in self.units and not _is_blank(reading, group)
+        ) + tuple(
+            (self._named(reading, [place]), "a special token of the tokenizer's")
+            for place, special in enumerate(reading.special)
+            if special and reading.spans[place] and (self.kind, place) != ("mlm", self._at)
         )
         marks = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "cls", "eos", "sep", "pad", "unk")]
         # What is read where every token was cut out; without any such mark the last token stays.
