@@ -16,6 +16,9 @@ from heedful.lens import AttentionSummary, HeadSummary, summarize
 TOKENS = ["[CLS]", "the", "cat", "sat", "[SEP]"]
 SPECIAL = [True, False, False, False, True]
 N = len(TOKENS)
+# Long enough for tests of roles to tell.
+WORDS = ["[CLS]", *"the cat sat on a red mat".split(), "[SEP]"]
+MARKS = [True, *[False] * 7, True]
 MEASURES = ("entropy", "normalized_entropy", "distance", "first", "special", "itself", "previous", "next")
 
 
@@ -68,17 +71,27 @@ def test_uniform_causal_attention_is_broad_among_what_it_sees():
 @pytest.mark.parametrize(
     ("weights", "focus"),
     [
-        (torch.eye(N), "itself"),
-        (torch.eye(N).roll(1, dims=1), "next token"),
-        (torch.eye(N).roll(-1, dims=1), "previous token"),
-        (torch.eye(N)[0].expand(N, N), "first token"),
-        (torch.eye(N)[-1].expand(N, N), "special tokens"),
+        (torch.eye(9), "itself"),
+        (torch.eye(9).roll(1, dims=1), "next token"),
+        (torch.eye(9).roll(-1, dims=1), "previous token"),
+        (torch.eye(9)[0].expand(9, 9), "first token"),
+        (torch.eye(9)[-1].expand(9, 9), "special tokens"),
     ],
 )
 def test_sharp_attention_has_no_entropy_and_a_name(weights, focus):
-    head = only(weights, special=SPECIAL, visible=torch.ones(N, N, dtype=torch.bool))
+    head = only(weights, WORDS, special=MARKS, visible=torch.ones(9, 9, dtype=torch.bool))
     assert (head.entropy, head.normalized_entropy, head.focus) == (0.0, 0.0, focus)
     assert head.focus_share == 1.0
+    assert [role.name for role in head.roles] == [focus]
+    assert str(head).startswith(f"head 0.0: {focus}, 1.00 of its attention; chance 0.")
+
+
+def test_too_few_tokens_name_no_head():
+    head = only(torch.eye(N), special=SPECIAL, visible=torch.ones(N, N, dtype=torch.bool))
+    (itself,) = (role for role in head.tests if role.name == "itself")
+    assert (itself.score, itself.places, itself.passed) == (1.0, 3, False)
+    assert itself.threshold > 1
+    assert head.focus == "no role"
 
 
 def test_strongest_pair_joins_two_different_ordinary_tokens():
@@ -90,10 +103,18 @@ def test_strongest_pair_joins_two_different_ordinary_tokens():
 
 def test_pairs_fall_in_weight_and_come_once():
     summary = summarize([w.repeat(2, 1, 1) for w in random_weights()], names(7))
-    pairs = summary.pairs(4)
+    pairs = summary.pairs(4, neighbours=True)
     assert len({(pair.query, pair.key) for pair in pairs}) == len(pairs) == 4
     assert [pair.weight for pair in pairs] == sorted((pair.weight for pair in pairs), reverse=True)
     assert pairs[0].weight == max(head.strongest.weight for heads in summary.layers for head in heads)
+
+
+def test_pairs_leave_neighbours_out_unless_they_are_asked_for():
+    weights = torch.tensor([[0.0, 0.9, 0.1], [0.8, 0.1, 0.1], [0.3, 0.7, 0.0]])
+    summary = summarize([weights[None]], ["a", "b", "c"])
+    assert [str(pair) for pair in summary.pairs()] == ["c -> a"]
+    assert [str(pair) for pair in summary.pairs(neighbours=True)] == ["a -> b"]
+    assert summarize([torch.eye(2)[None]], ["a", "b"]).pairs() == ()
 
 
 def test_permuting_heads_permutes_the_summary():
@@ -173,7 +194,7 @@ def test_result_is_frozen_goes_through_json_and_prints():
     assert told["tokens"] == names(7)
     assert [len(layer["heads"]) for layer in told["layers"]] == [3, 3]
     assert told["layers"][1]["heads"][2]["entropy"] == summary.layers[1][2].entropy
-    assert {"focus", "strongest", *MEASURES} <= set(told["layers"][0]["heads"][0])
+    assert {"focus", "roles", "tests", "strongest", "farther", *MEASURES} <= set(told["layers"][0]["heads"][0])
     lines = str(summary).splitlines()
     assert lines[0].startswith("layer")
     assert all(len(line) <= 80 for line in lines)
@@ -181,9 +202,9 @@ def test_result_is_frozen_goes_through_json_and_prints():
 
 
 def test_table_stays_within_80_columns_with_many_heads():
-    heads = torch.cat([torch.eye(N).roll(shift, 1)[None] for shift in (0, 1, -1)] * 40)
-    sink = torch.eye(N)[-1].expand(40, N, N)
-    text = str(summarize([torch.cat((heads, sink))], TOKENS, special=SPECIAL))
+    heads = torch.cat([torch.eye(9).roll(shift, 1)[None] for shift in (0, 1, -1)] * 40)
+    sink = torch.eye(9)[-1].expand(40, 9, 9)
+    text = str(summarize([torch.cat((heads, sink))], WORDS, special=MARKS, visible=torch.ones(9, 9, dtype=torch.bool)))
     assert "special tokens: 120 (1.00), 121 (1.00), 38 more" in text
     assert max(map(len, text.splitlines())) <= 80
 

@@ -123,12 +123,13 @@ def test_the_section_says_what_summarize_says():
     assert list(tiles) == [f"head-{layer}-{head}" for layer in range(2) for head in range(3)]
     head = expected.layers[1][2]
     told = tiles["head-1-2"]["aria-label"]
-    assert told.startswith(f"Layer 1, head 2: {head.focus}")
-    assert f"entropy {head.entropy:.2f} nats" in told
+    assert told.startswith("Layer 1, head 2: no role that a test can name. ")
+    assert tiles["head-1-2"]["title"] == told
+    assert f"Entropy {head.entropy:.2f} nats" in told
     assert f"distance {head.distance:.1f} tokens" in told
     assert (int(tiles["head-1-2"]["data-query"]), int(tiles["head-1-2"]["data-key"])) == (
-        head.strongest.query,
-        head.strongest.key,
+        head.farther.query,
+        head.farther.key,
     )
 
 
@@ -216,7 +217,14 @@ def test_the_page_is_well_formed_and_its_references_hold(page):
         assert not any(name.startswith("on") for name in attrs)
     assert tree.all("html") == [{"lang": "en"}]
     assert [len(tree.all(name)) for name in ("main", "header", "nav", "footer", "h1", "title")] == [1] * 6
-    assert len(tree.all("section")) == 4
+    assert [attrs["id"] for attrs in tree.all("section")] == [
+        "findings",
+        "attention",
+        "research",
+        "depth",
+        "left-out",
+        "model",
+    ]
     assert all("aria-labelledby" in attrs for attrs in tree.all("section"))
     assert all("alt" in attrs for attrs in tree.all("img"))
     grid = [attrs for _, attrs in tree.found if attrs.get("role") in ("grid", "row", "rowheader", "gridcell")]
@@ -248,9 +256,9 @@ def test_the_page_does_not_tell_where_the_model_lies(page):
 
 
 def test_a_lens_that_does_not_apply_gives_its_reason(page):
-    assert "Does not apply: it needs &lt;weights&gt;" in page
+    assert "Symmetry: it needs &lt;weights&gt;" in page
     told = str(result_of(section_of(softmax())))
-    assert "Symmetry\n--------\ndoes not apply: it needs <weights>" in told
+    assert "Does not apply\n--------------\nSymmetry: it needs <weights>" in told
     data = result_of(section_of(softmax())).to_dict()
     assert data["not_applicable"] == {"symmetry": "it needs <weights>"}
     assert set(data["sections"]) == {"attention", "depth"}

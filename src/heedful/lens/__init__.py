@@ -10,19 +10,24 @@ _HOMES = {
     **dict.fromkeys(("AttentionSummary", "HeadSummary", "TokenPair", "summarize"), "attention"),
     **dict.fromkeys(("LayerRecord", "Observation", "observe"), "observation"),
     **dict.fromkeys(("LookResult", "ModelFacts", "look"), "report"),
-    **dict.fromkeys(("Section", "Subject"), "sections"),
+    "Reference": "pronouns",
+    "Role": "roles",
+    **dict.fromkeys(("Finding", "Section", "Subject"), "sections"),
     **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
 }
 _MODULES = ("causes", "depth", "symmetry")
 
 __all__ = [
     "AttentionSummary",
+    "Finding",
     "HeadSummary",
     "LayerRecord",
     "LookResult",
     "MatrixSpectrum",
     "ModelFacts",
     "Observation",
+    "Reference",
+    "Role",
     "Section",
     "Spectrum",
     "Subject",
@@ -52,6 +57,8 @@ if TYPE_CHECKING:
     from heedful.lens import causes, depth, symmetry
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
     from heedful.lens.observation import LayerRecord, Observation, observe
+    from heedful.lens.pronouns import Reference
     from heedful.lens.report import LookResult, ModelFacts, look
-    from heedful.lens.sections import Section, Subject
+    from heedful.lens.roles import Role
+    from heedful.lens.sections import Finding, Section, Subject
     from heedful.lens.spectra import MatrixSpectrum, Spectrum, spectrum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful.lens._plot import axes, whole_ticks
+from heedful.lens.roles import Role, measured, ordered, position_tests
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,11 +23,9 @@ __all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "section", "summarize
 # Rows of 16-bit weights sum to one within this.
 ROUNDING = 2e-2
 
-# A head is said to look at something when that takes this share of its attention, ...
-PRONOUNCED = 0.5
-
-# ... and to be broad from this share of the highest possible entropy.
+# A head without a role is called broad from this share of the highest possible entropy.
 BROAD = 0.9
+UNNAMED = "no role"
 
 
 @dataclass(frozen=True)
@@ -60,33 +59,42 @@ class HeadSummary:
     previous: float
     next: float
     strongest: TokenPair | None
+    farther: TokenPair | None
+    tests: tuple[Role, ...] = ()
 
     @property
-    def shares(self) -> dict[str, float]:
-        """What attention can be spent on, in words, with the share that goes there."""
-        return {
-            "previous token": self.previous,
-            "next token": self.next,
-            "itself": self.itself,
-            "first token": self.first,
-            "special tokens": self.special,
-        }
+    def roles(self) -> tuple[Role, ...]:
+        """What the head does, by the tests that it passes, the most telling first; there may be several, or none."""
+        return ordered(self.tests)
 
     @property
     def focus(self) -> str:
-        """What the head looks at, in a word: the largest share from one half on, else `broad` or `mixed`."""
-        if self.normalized_entropy >= BROAD:
-            return "broad"
-        word, share = max(self.shares.items(), key=lambda item: item[1])
-        return word if share >= PRONOUNCED else "mixed"
+        """What the head does, in a word: the name of its first role, else `broad` or `no role`."""
+        if self.roles:
+            return self.roles[0].name
+        return "broad" if self.normalized_entropy >= BROAD else UNNAMED
 
     @property
     def focus_share(self) -> float:
-        """How pronounced the focus is: the share of attention, or of the highest entropy for `broad`; 0 for `mixed`."""
-        return {**self.shares, "broad": self.normalized_entropy, "mixed": 0.0}[self.focus]
+        """The share of attention that its first role takes, or of the highest entropy for `broad`; 0 for `no role`."""
+        if self.roles:
+            return self.roles[0].score
+        return self.normalized_entropy if self.focus == "broad" else 0.0
+
+    def tested(self, more: Sequence[Role]) -> HeadSummary:
+        """The same head with more tests."""
+        return replace(self, tests=(*self.tests, *more))
+
+    def __str__(self) -> str:
+        told = "; ".join(map(str, self.roles)) or self.focus
+        return f"head {self.layer}.{self.head}: {told}"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"focus": self.focus}
+        return asdict(self) | {
+            "focus": self.focus,
+            "roles": [role.name for role in self.roles],
+            "tests": [role.to_dict() for role in self.tests],
+        }
 
 
 @dataclass(frozen=True)
@@ -101,9 +109,17 @@ class AttentionSummary:
         heads = self.layers[layer]
         return sum(getattr(head, name) for head in heads) / len(heads)
 
-    def pairs(self, count: int = 5) -> tuple[TokenPair, ...]:
-        """The strongest pairs of tokens over all heads, each pair once, by falling weight."""
-        found = (head.strongest for heads in self.layers for head in heads)
+    @property
+    def named(self) -> int:
+        """How many heads have a role."""
+        return sum(bool(head.roles) for heads in self.layers for head in heads)
+
+    def pairs(self, count: int = 5, *, neighbours: bool = False) -> tuple[TokenPair, ...]:
+        """The strongest pairs of tokens over all heads, each pair once, by falling weight.
+
+        Neighbours, which some heads attend to whatever they are, are left out unless they are asked for.
+        """
+        found = (head.strongest if neighbours else head.farther for heads in self.layers for head in heads)
         by_weight = sorted((pair for pair in found if pair is not None), key=lambda pair: -pair.weight)
         best: dict[tuple[int, int], TokenPair] = {}
         for pair in by_weight:
@@ -128,27 +144,34 @@ class AttentionSummary:
         return ax
 
     def __str__(self) -> str:
-        lines = ["layer     entropy  distance  what its heads look at: head (share), ..."]
+        lines = ["layer     entropy  distance  roles: head (share of its attention), ..."]
         for at in range(len(self.layers)):
             entropy, share = self.mean(at, "entropy"), self.mean(at, "normalized_entropy")
-            first, *more = self._foci(at)
+            first, *more = self._roles(at)
             distance, layer = self.mean(at, "distance"), self.layers[at][0].layer
             lines.append(f"{layer:>5}  {entropy:>5.2f} {share:>4.0%}  {distance:>8.1f}  {first}")
             lines += [" " * 29 + one for one in more]
         lines.append("Entropy in nats and in percent of the highest possible; distance in tokens.")
         return "\n".join(lines)
 
-    def _foci(self, layer: int) -> list[str]:
-        """A line for each thing that heads of this layer look at, with the two most pronounced heads."""
+    def _roles(self, layer: int) -> list[str]:
+        """A line for each role that heads of this layer have, with the two that have most of it."""
+        groups: dict[str, list[tuple[float, int]]] = {}
+        for head in self.layers[layer]:
+            shares = [(role.name, role.score) for role in head.roles] or [(head.focus, head.focus_share)]
+            for name, share in shares:
+                groups.setdefault(name, []).append((-share, head.head))
+        groups = dict(
+            sorted(groups.items(), key=lambda item: (item[0] in ("broad", UNNAMED), item[0] == UNNAMED, min(item[1])))
+        )
         lines = []
-        heads = sorted(self.layers[layer], key=lambda head: -head.focus_share)
-        for word in dict.fromkeys(head.focus for head in heads):
-            same = [head for head in heads if head.focus == word]
-            told = [f"{head.head} ({head.focus_share:.2f})" for head in same[:2]]
-            told += [f"{len(same) - 2} more"] if len(same) > 2 else []
-            if word == "mixed":
-                told = [f"{len(same)} head{'s' if len(same) > 1 else ''}"]
-            lines.append(f"{word}: {', '.join(told)}")
+        for word, heads in groups.items():
+            same = sorted(heads)
+            shown = [f"{head} ({-share:.2f})" for share, head in same[:2]]
+            shown += [f"{len(same) - 2} more"] if len(same) > 2 else []
+            if word == UNNAMED:
+                shown = [f"{len(same)} head{'s' if len(same) > 1 else ''}"]
+            lines.append(f"{word}: {', '.join(shown)}")
         return lines
 
 
@@ -168,7 +191,10 @@ def summarize(
     - `distance`: $\sum_j a_{ij} |i - j|$, in tokens;
     - `first`: $a_{i0}$; `special`: $\sum_{j \in S} a_{ij}$ over the special tokens S; `itself`: $a_{ii}$;
     - `previous`, `next`: $a_{i,i-1}$ and $a_{i,i+1}$, over queries that have such a neighbour;
-    - `strongest`: the largest $a_{ij}$ with $i \neq j$ and neither token special; None where all are zero.
+    - `strongest`: the largest $a_{ij}$ with $i \neq j$ and neither token special; None where all are zero. `farther`: the same, with
+      $|i - j| > 1$;
+    - `tests`: what share goes to the previous token, the next, the token itself, the first, and special ones, with the share that random
+      heads as sharp as this one give, and the threshold from which that is a role (`Role`). A text of a few tokens shows no roles.
 
     Args:
         weights: one tensor `[heads, tokens, tokens]` per layer. A row of zeros, a query that attends to nothing, is left out.
@@ -178,12 +204,14 @@ def summarize(
             layer gives weight to, which is what a causal or windowed mask leaves.
 
     >>> import torch
-    >>> even, ahead = torch.full((4, 4), 0.25), torch.eye(4).roll(1, dims=1)
-    >>> summary = summarize([torch.stack((even, ahead))], ["the", "cat", "sat", "."])
-    >>> [head.focus for head in summary.layers[0]]
-    ['broad', 'next token']
-    >>> round(summary.layers[0][0].entropy, 4)  # log 4
-    1.3863
+    >>> even, ahead = torch.full((8, 8), 1 / 8), torch.eye(8).roll(1, dims=1)
+    >>> summary = summarize([torch.stack((even, ahead))], "the cat sat on the red mat .".split())
+    >>> for head in summary.layers[0]:
+    ...     print(head)
+    head 0.0: broad
+    head 0.1: next token, 1.00 of its attention; chance 0.12
+    >>> round(summary.layers[0][0].entropy, 4)  # log 8
+    2.0794
     >>> print(summary.layers[0][1].strongest)
     the -> cat
     """
@@ -243,6 +271,7 @@ def heads_of(
     n = len(tokens)
     a = _checked(weights, layer, n)
     at = torch.arange(n)
+    step = (at[:, None] - at).abs()
     live = (a != 0).any(dim=-1)  # [H, Q]
     seen = (a > 0).any(dim=0) if visible is None else visible.cpu()
     if (a * ~seen).any():
@@ -254,20 +283,28 @@ def heads_of(
     previous, following = a.new_zeros(2, *a.shape[:-1])
     previous[:, 1:] = a.diagonal(-1, -2, -1)
     following[:, :-1] = a.diagonal(1, -2, -1)
-    measured = {
+    measures = {
         "entropy": _mean(entropy, live),
         "normalized_entropy": _mean(entropy / choices.clamp_min(2).log(), live & (choices > 1)),
-        "distance": _mean((a * (at[:, None] - at).abs()).sum(dim=-1), live),
+        "distance": _mean((a * step).sum(dim=-1), live),
         "first": _mean(a[..., 0], live),
         "special": _mean(a[..., torch.tensor(special, dtype=torch.bool)].sum(dim=-1), live),
         "itself": _mean(a.diagonal(0, -2, -1), live),
         "previous": _mean(previous, live & (at > 0)),
         "next": _mean(following, live & (at < n - 1)),
     }
-    strongest = _strongest(a, layer, tokens, special, first)
+    strongest, farther = (_strongest(a * (step >= least), layer, tokens, special, first) for least in (1, 2))
+    tests = [measured(a, *keys).roles(name) for name, keys in position_tests(special, seen).items()]
     return tuple(
-        HeadSummary(layer, first + at, **{name: float(value[at]) for name, value in measured.items()}, strongest=pair)
-        for at, pair in enumerate(strongest)
+        HeadSummary(
+            layer,
+            first + at,
+            **{name: float(value[at]) for name, value in measures.items()},
+            strongest=strongest[at],
+            farther=farther[at],
+            tests=tuple(roles[at] for roles in tests),
+        )
+        for at in range(len(a))
     )
 
 
@@ -280,7 +317,7 @@ def _strongest(
     a: Tensor, layer: int, tokens: Sequence[str], special: Sequence[bool], first: int
 ) -> list[TokenPair | None]:
     plain = ~torch.tensor(special, dtype=torch.bool)
-    candidates = a * (plain[:, None] & plain) * ~torch.eye(len(tokens), dtype=torch.bool)
+    candidates = a * (plain[:, None] & plain)
     pairs: list[TokenPair | None] = []
     for head, flat in enumerate(candidates.flatten(1), first):
         query, key = divmod(int(flat.argmax()), len(tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -14,10 +14,11 @@ from heedful._errors import MissingExtra, Unsupported
 if TYPE_CHECKING:
     from heedful.lens.observation import Observation
 
-__all__ = ["LENSES", "Section", "Subject", "html_table", "readable", "sections"]
+__all__ = ["LENSES", "Finding", "Section", "Subject", "RESEARCH", "framed", "html_table", "readable", "sections"]
 
 # Name -> the module whose `section(subject)` reads it, in the order of the report. To add a lens, add its line.
 LENSES = {
+    "pronouns": "heedful.lens.pronouns",
     "attention": "heedful.lens.attention",
     "causes": "heedful.lens.causes.page",
     "spectrum": "heedful.lens.spectra",
@@ -57,6 +58,28 @@ class Subject:
         )
 
 
+# Lenses whose section is for those who study models; each opens with a plain line.
+RESEARCH = ("spectrum", "symmetry", "depth")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence that a report opens with.
+
+    Args:
+        text: what was found, in plain words.
+        caveat: what it does not show.
+        evidence: the id of the element on the page that shows it: a section's name, a head (`head-3-1`), a heading.
+    """
+
+    text: str
+    caveat: str
+    evidence: str
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
 @dataclass(frozen=True)
 class Section:
     """What one lens says of a subject: for people, for machines and for the page.
@@ -69,6 +92,8 @@ class Section:
             names no outside address and has no inline event handlers.
         style, script: what this fragment needs beyond the page's own, once per page.
         result: the lens's own result, for those who call `look` from Python.
+        findings: what the report may open with, the most telling first.
+        plain: the section in one sentence that needs no term of its own.
     """
 
     title: str
@@ -78,6 +103,8 @@ class Section:
     style: str = field(default="", repr=False)
     script: str = field(default="", repr=False)
     result: Any = field(default=None, repr=False)
+    findings: tuple[Finding, ...] = ()
+    plain: str = ""
 
 
 def sections(subject: Subject, begin: Callable[[str], None] = lambda name: None) -> Iterator[tuple[str, Section | str]]:
@@ -106,6 +133,15 @@ def readable(tokenizer: Any, token: str) -> str:
     plain = token if tokenizer is None else tokenizer.convert_tokens_to_string([token]).strip() or token
     # Joiners, which print nothing, are letters of Persian and Hindi, and hold emoji together.
     return "".join(sign if sign.isprintable() or sign in "\u200c\u200d" else repr(sign)[1:-1] for sign in plain)
+
+
+def framed(page: str, height: int = 720) -> str:
+    """A whole page inside another, such as a notebook: its style, scripts and policy stay its own.
+
+    >>> framed("<p>a</p>", 100)
+    '<iframe srcdoc="&lt;p&gt;a&lt;/p&gt;" sandbox="allow-scripts" style="width:100%;height:100px;border:0"></iframe>'
+    """
+    return f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" style="width:100%;height:{height}px;border:0"></iframe>'
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:

@@ -86,7 +86,19 @@ def section(subject: Subject) -> Section:
         + (f"<p>{escape(_told(use))}.</p>" if use else "")
         + (f"<ul>{notes}</ul>" if notes else "")
     )
-    return Section("Depth and width", summary, data, html, result=found)
+    return Section("Depth and width", summary, data, html, result=found, plain=_plain(found))
+
+
+def _plain(found: Audit) -> str:
+    """The section in one sentence."""
+    depths = [layers for layers, _ in found.peers.values()]
+    told = f"The {found.shape.part or 'model'} has {some(found.shape.layers, 'layer')} of width {found.shape.width}"
+    if depths:
+        least, most = min(depths), max(depths)
+        told += f"; public models of its size have {least if least == most else f'{least} to {most}'}"
+    if found.span is not None:
+        told += f", and published rules for this width ask for {found.span[0]:.0f} to {found.span[1]:.0f}"
+    return f"{told}."
 
 
 def _use(subject: Subject) -> Usefulness | None:

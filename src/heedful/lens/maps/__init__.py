@@ -184,9 +184,9 @@ def fragment(layers: Sequence[Layer], atlas: Atlas, notes: Iterable[str] = (), a
 def _row(layer: Layer, pictures: Iterator[str]) -> str:
     cells = "".join(
         f'<div role="gridcell"><button type="button" class="tile" id="head-{layer.index}-{one.head}" data-word="{escape(one.word)}" '
-        f'data-query="{one.cell[0]}" data-key="{one.cell[1]}" aria-label="{escape(one.sentence)}">'
+        f'data-query="{one.cell[0]}" data-key="{one.cell[1]}" aria-label="{escape(one.sentence)}" title="{escape(one.sentence)}">'
         f'<span class="picture"><img src="{picture}" alt="" width="96" height="96" class="ramp"></span>'
-        f'<span class="line"><b>{one.head}</b><span class="word {_slug(one.word)}">{escape(one.word.split()[0])}</span></span>'
+        f'<span class="line"><b>{one.head}</b><span class="word {_slug(one.word)}">{escape(_brief(one.word))}</span></span>'
         f'<span class="line figures"><span>{escape(one.figures[0])}</span><span>{escape(one.figures[1])}</span></span>'
         "</button></div>"
         for one, picture in zip(layer.tiles, pictures, strict=False)
@@ -194,6 +194,11 @@ def _row(layer: Layer, pictures: Iterator[str]) -> str:
     name = f'<span class="module">{escape(layer.name)}</span>' if layer.name else ""
     header = f'<div class="layer" role="rowheader"><strong>Layer {layer.index}</strong>{name}</div>'
     return f'<div role="row" class="heads">{header}{cells}</div>'
+
+
+def _brief(word: str) -> str:
+    """The first part of a word for a place that has little room; the tooltip has the whole."""
+    return "none" if word.startswith("no ") else word.split()[0]
 
 
 def _slug(word: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, heads_of
+from heedful.lens.attention import UNNAMED, AttentionSummary, HeadSummary, TokenPair, heads_of
 from heedful.lens.maps import Atlas, Layer, Tile, fragment, script, style
-from heedful.lens.sections import Section, html_table, readable
+from heedful.lens.probe import probe
+from heedful.lens.roles import ROLES, SINKS, Role
+from heedful.lens.sections import Finding, Section, html_table, readable
 
 if TYPE_CHECKING:
     from heedful.lens.observation import LayerRecord
@@ -63,16 +66,19 @@ def draw(subject: Subject) -> Section:
         subject.progress(done, len(seen))
         readings.append(_read(record, subject, atlas))
     tokens = _names(seen.tokens[0], seen.valid[0], subject.tokenizer)
+    readings, untested = _probed(readings, subject)
     summaries = tuple(reading.summarized for reading in readings if reading.summarized)
     summary = AttentionSummary(tuple(tokens), summaries) if summaries else None
     pairs = summary.pairs() if summary else ()
     ranges = [head for reading in readings for head in reading.heads if isinstance(head, HeadRange)]
-    notes = _notes(readings)
+    notes = [*_notes(readings), *(untested if summary else ())]
     told = (str(summary or ""), _pairs(pairs), "\n".join(textwrap.fill(note, 98) for note in notes))
     data = {
         "tokens": tokens,
         "layers": summary.to_dict()["layers"] if summary else [],
+        "named_heads": summary.named if summary else 0,
         "strongest_pairs": [asdict(pair) for pair in pairs],
+        "strongest_neighbours": [asdict(pair) for pair in (summary.pairs(neighbours=True) if summary else ())],
         "not_summarized": [head.to_dict() for head in ranges],
         "notes": notes,
     }
@@ -82,11 +88,67 @@ def draw(subject: Subject) -> Section:
         [FIGURES if summary else RANGES, *notes],
         _pairs_html(pairs) + _tables(summary, ranges),
     )
-    return Section("Attention maps", "\n\n".join(filter(None, told)), data, page, style(), script(), result=summary)
+    found = () if summary is None else findings(summary)
+    return Section(
+        "Attention maps", "\n\n".join(filter(None, told)), data, page, style(), script(), result=summary, findings=found
+    )
 
 
 RANGES = "Below each map: the head's number, its lowest and its highest coefficient."
-FIGURES = "Below each map: the head's number, what it looks at, its entropy in nats (0: one token) and how far it looks, in tokens."
+FIGURES = (
+    "Below each map: the head's number; its role, where a test finds one; its spread (0%: all weight on one token, 100%: evenly on all); "
+    "and how many tokens away it attends, on average."
+)
+CAVEAT = (
+    "A role is named where its share of attention is at least 0.3 (0.5 for a resting place), twice chance, and four standard "
+    "deviations above heads that attend to random places. It says where a head attends, not what the model does with it."
+)
+
+
+def findings(summary: AttentionSummary) -> tuple[Finding, ...]:
+    """What is worth saying first of the heads, and of pairs of words."""
+    heads = [head for layer in summary.layers for head in layer]
+    found = []
+    counts = Counter(role.name for head in heads for role in head.roles)
+    if counts:
+        resting = sum(counts[name] for name in SINKS)
+        others = [f"{name} ({number})" for name, number in counts.most_common() if name not in SINKS]
+        parts = [f"{', '.join(others)}"] if others else []
+        parts += [f"resting on the first or special tokens ({resting})"] if resting else []
+        text = f"{summary.named} of {len(heads)} heads have a role that a test can name: {'; '.join(parts)}."
+    else:
+        text = f"None of the {len(heads)} heads has a role that a test can name on this text."
+    found.append(Finding(text, CAVEAT, "attention"))
+    pairs = summary.pairs(3)
+    if pairs:
+        told = ", ".join(f"{_cut(str(pair), 40)} ({pair.weight:.2f}, head {pair.layer}.{pair.head})" for pair in pairs)
+        found.append(
+            Finding(
+                f"The strongest attention between words that are not neighbours: {told}.",
+                "A large weight need not matter to the output: what it carries may be small.",
+                "strongest-pairs",
+            )
+        )
+    return tuple(found)
+
+
+def _probed(readings: Sequence[Reading], subject: Subject) -> tuple[list[Reading], tuple[str, ...]]:
+    """The readings with what tests beyond this text say of each head, and what could not be tested."""
+    if subject.model is None or subject.tokenizer is None or not any(reading.summarized for reading in readings):
+        return list(readings), ()
+    try:
+        probed = probe(subject.model, subject.tokenizer, subject.progress)
+    # Models fail by every class there is; the roles that the text itself shows are left.
+    except Exception as error:
+        return list(readings), (f"Roles beyond this text were not tested: {' '.join(str(error).split()):.200}.",)
+    found = []
+    for reading in readings:
+        more = probed.layers.get(reading.layer.index, ())
+        if len(more) == len(reading.summarized):
+            heads = tuple(head.tested(roles) for head, roles in zip(reading.summarized, more, strict=True))
+            reading = replace(reading, heads=heads, layer=replace(reading.layer, tiles=[_tile(head) for head in heads]))
+        found.append(reading)
+    return found, probed.notes
 
 
 def _read(record: LayerRecord, subject: Subject, atlas: Atlas) -> Reading:
@@ -146,14 +208,24 @@ def _tile(head: HeadSummary | HeadRange) -> Tile:
     start = f"Layer {head.layer}, head {head.head}: "
     if isinstance(head, HeadRange):
         sentence = f"{head.word} from {head.lowest:.3g} to {head.highest:.3g}, rows sum to {head.total:.3g}"
-        return Tile(head.head, head.word, (_brief(head.lowest), _brief(head.highest)), start + sentence)
-    share = f" ({head.focus_share:.0%})" if head.focus not in ("broad", "mixed") else ""
+        figures = (f"from {_brief(head.lowest)}", f"to {_brief(head.highest)}")
+        return Tile(head.head, head.word, figures, start + sentence)
+    roles = "; ".join(f"{role.name} ({ROLES[role.name]}): {_share(role)}" for role in head.roles) or WORDS[head.focus]
     sentence = (
-        f"{head.focus}{share}, entropy {head.entropy:.2f} nats, {head.normalized_entropy:.0%} of the highest, "
-        f"distance {head.distance:.1f} tokens"
+        f"{roles}. Entropy {head.entropy:.2f} nats, {head.normalized_entropy:.0%} of the highest; mean distance "
+        f"{head.distance:.1f} tokens"
     )
-    cell = (head.strongest.query, head.strongest.key) if head.strongest else (0, 0)
-    return Tile(head.head, head.focus, (f"{head.entropy:.2f}", f"{head.distance:.1f}"), start + sentence, cell)
+    shown = head.farther or head.strongest
+    cell = (shown.query, shown.key) if shown else (0, 0)
+    figures = (f"spread {head.normalized_entropy:.0%}", f"{head.distance:.1f} away")
+    return Tile(head.head, head.focus, figures, start + sentence, cell)
+
+
+WORDS = {"broad": "broad: attends nearly evenly to all tokens", UNNAMED: "no role that a test can name"}
+
+
+def _share(role: Role) -> str:
+    return f"{role.score:.2f} of its attention, chance {role.chance:.2f}"
 
 
 def _brief(value: float) -> str:
@@ -168,7 +240,7 @@ def _pairs(pairs: Sequence[TokenPair]) -> str:
     if not pairs:
         return ""
     width = min(60, max(len(str(pair)) for pair in pairs))
-    lines = ["The strongest pairs of two different tokens, special ones left out:"]
+    lines = ["The strongest pairs of tokens, neighbours and special tokens left out:"]
     for pair in pairs:
         lines.append(f"  {_cut(str(pair)):<{width}}  {pair.weight:.2f}  layer {pair.layer}, head {pair.head}")
     return "\n".join(lines)
@@ -185,7 +257,29 @@ def _pairs_html(pairs: Sequence[TokenPair]) -> str:
         f"<b>{pair.weight:.2f}</b> <span>layer {pair.layer}, head {pair.head}</span></li>"
         for pair in pairs
     )
-    return f'<h3>Strongest pairs</h3><ol class="pairs">{rows}</ol>' if pairs else ""
+    if not pairs:
+        return ""
+    return (
+        '<h3 id="strongest-pairs">Strongest pairs</h3><p class="note">Neighbours and special tokens are left out.</p>'
+        f'<ol class="pairs">{rows}</ol>'
+    )
+
+
+TABLE = (
+    "Role: the tests that the head passes, with the share of attention and what a head that attends to random places gives. Entropy in nats, "
+    "distance in tokens, then the share of attention on each, and the strongest pair of words that are not neighbours"
+)
+
+
+def _role(head: HeadSummary) -> list[str]:
+    """Three cells: the names, the scores and the chances of the roles that a head has."""
+    if not head.roles:
+        return [head.focus, "", ""]
+    return [
+        ", ".join(role.name for role in head.roles),
+        ", ".join(f"{role.score:.2f}" for role in head.roles),
+        ", ".join(f"{role.chance:.2f}" for role in head.roles),
+    ]
 
 
 def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> str:
@@ -193,16 +287,27 @@ def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> st
     found = ""
     if summary is not None:
         shares = ("itself", "previous", "next", "first", "special")
-        head = ["layer", "head", "looks at", "entropy", "of highest", "distance", *shares, "strongest pair"]
+        head = [
+            "layer",
+            "head",
+            "role",
+            "share",
+            "chance",
+            "entropy",
+            "of highest",
+            "distance",
+            *shares,
+            "strongest pair",
+        ]
         rows = [
-            [one.layer, one.head, one.focus]
+            [one.layer, one.head, *_role(one)]
             + [f"{one.entropy:.3f}", f"{one.normalized_entropy:.0%}", f"{one.distance:.2f}"]
             + [f"{getattr(one, name):.3f}" for name in shares]
-            + [_cut(str(one.strongest or ""), 40)]
+            + [_cut(str(one.farther or ""), 40)]
             for heads in summary.layers
             for one in heads
         ]
-        found += html_table(head, rows, "Entropy in nats, distance in tokens, then the share of attention on each")
+        found += html_table(head, rows, TABLE)
     if ranges:
         head = ["layer", "head", "kind", "lowest", "highest", "row sum"]
         rows = [

@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from heedful.lens.attention import AttentionSummary
-    from heedful.lens.sections import Section
+    from heedful.lens.sections import Finding, Section
 
 __all__ = ["LookResult", "ModelFacts", "check_place", "look"]
 
 SENTENCE = "The animal did not cross the street because it was too tired."
+
+# A report opens with so many sentences at least, and at most.
+FEWEST, MOST = 3, 5
 
 # What to call the work under way, how much is done, how much there is.
 Progress = Callable[[str, int, int], None]
@@ -72,6 +76,16 @@ class LookResult:
         found = self.sections.get("attention")
         return None if found is None or isinstance(found, str) else found.result
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the report opens with: three to five sentences, each with its caveat and where its evidence stands."""
+        from heedful.lens.sections import Finding
+
+        made = {name: one for name, one in self.sections.items() if not isinstance(one, str)}
+        found = [finding for one in made.values() for finding in one.findings][:MOST]
+        plain = (Finding(one.plain, "", name) for name, one in made.items() if one.plain)
+        return (*found, *islice(plain, max(0, FEWEST - len(found))))
+
     def plot(self, ax: Axes | None = None) -> Axes:
         """How spread out each head's attention is, layers down and heads across."""
         if self.attention is None:
@@ -88,21 +102,46 @@ class LookResult:
             "text": self.text,
             "tokens": list(self.tokens),
             "tokens_left_out": self.left_out,
+            "findings": [finding.to_dict() for finding in self.findings],
             "sections": {name: one.data for name, one in self.sections.items() if not isinstance(one, str)},
             "not_applicable": {name: one for name, one in self.sections.items() if isinstance(one, str)},
         }
 
     def __str__(self) -> str:
+        from heedful.lens.sections import RESEARCH
+
+        lines = [f"{self.model.title} on {self._quoted()}", *_headed("Findings")]
+        for number, finding in enumerate(self.findings, 1):
+            lines += textwrap.wrap(finding.text, 97, initial_indent=f"{number}. ", subsequent_indent="   ")
+            lines += textwrap.wrap(finding.caveat, 97, initial_indent="   Note: ", subsequent_indent="   ")
+        made = {name: one for name, one in self.sections.items() if not isinstance(one, str)}
+        first = True
+        for name, one in made.items():
+            if name in RESEARCH and first:
+                lines += _headed("For researchers", "=")
+                first = False
+            plain = textwrap.wrap(one.plain, 98) if one.plain else []
+            lines += [*_headed(one.title), *plain, one.summary]
+        left = {name: one for name, one in self.sections.items() if isinstance(one, str)}
+        if left:
+            lines += _headed("Does not apply")
+            for name, why in left.items():
+                lines += textwrap.wrap(f"{name.capitalize()}: {why}", 98, subsequent_indent="  ")
         read = textwrap.wrap(" ".join(self.tokens), 80, initial_indent="  ", subsequent_indent="  ")
         # A long text is known to whoever gave it.
         read = read if len(read) <= 6 else [*read[:5], "  ..."]
-        lines = [str(self.model), "", f"Read as {plural(len(self.tokens), 'token')}{self._cut()}:", *read]
-        for name, one in self.sections.items():
-            title, told = (
-                (name.capitalize(), f"does not apply: {one}") if isinstance(one, str) else (one.title, one.summary)
-            )
-            lines += ["", title, "-" * len(title), told]
+        lines += _headed("The model and the text")
+        lines += [str(self.model), f"Read as {plural(len(self.tokens), 'token')}{self._cut()}:", *read]
         return "\n".join(lines)
+
+    def _quoted(self) -> str:
+        words = " ".join(self.text.split())
+        return f'"{textwrap.shorten(words, 120, placeholder=" ...") if len(words) > 120 else words}"'
+
+    def _repr_html_(self) -> str:
+        from heedful.lens.sections import framed
+
+        return framed(self.html())
 
     def _cut(self) -> str:
         return f", {self.left_out} more left out" if self.left_out else ""
@@ -133,6 +172,10 @@ class LookResult:
         finally:
             part.unlink(missing_ok=True)
         return path
+
+
+def _headed(title: str, line: str = "-") -> list[str]:
+    return ["", title, line * len(title)]
 
 
 def check_place(path: str | Path) -> Path:
@@ -177,7 +220,7 @@ def look(
 
     >>> result = look(text="She poured water into the cup until it was full.")
     >>> result.model.name, len(result.tokens), list(result.sections)
-    ('BertModel', 13, ['attention', 'causes', 'spectrum', 'symmetry', 'depth'])
+    ('BertModel', 13, ['pronouns', 'attention', 'causes', 'spectrum', 'symmetry', 'depth'])
     """
     from heedful.lens.sections import Subject, readable, sections
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from heedful.lens.sections import readable
+from heedful.lens.sections import RESEARCH, readable
 
 if TYPE_CHECKING:
     from heedful.lens.report import LookResult
+    from heedful.lens.sections import Section
 
 __all__ = ["page", "policy", "resource"]
 
@@ -28,15 +29,16 @@ def page(result: LookResult) -> str:
     shown = {name: one for name, one in result.sections.items() if not isinstance(one, str)}
     scripts = [resource("page.js"), *dict.fromkeys(one.script for one in shown.values() if one.script)]
     styles = [resource("page.css"), *dict.fromkeys(one.style for one in shown.values() if one.style)]
-    titles = {"overview": "Overview"} | {
-        name: name.capitalize() if isinstance(one, str) else one.title for name, one in result.sections.items()
-    }
-    links = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in titles.items())
+    left = {name: one for name, one in result.sections.items() if isinstance(one, str)}
+    titles = {"findings": "Findings"} | {name: one.title for name, one in shown.items()}
+    links = "".join(
+        f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in {**titles, "model": "The model"}.items()
+    )
+    first = next((name for name in shown if name in RESEARCH), None)
     bodies = "".join(
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(titles[name])}</h2>'
-        + (f'<p class="note">Does not apply: {escape(one)}</p>' if isinstance(one, str) else one.html)
-        + "</section>"
-        for name, one in result.sections.items()
+        (_research(shown) if name == first else "")
+        + _section(name, one.title, (f'<p class="plain">{escape(one.plain)}</p>' if one.plain else "") + one.html)
+        for name, one in shown.items()
     )
     name = escape(readable(None, result.model.title))
     parts = (
@@ -49,7 +51,7 @@ def page(result: LookResult) -> str:
         '<a class="skip" href="#main">Skip to the report</a>',
         f'<header><p class="brand">heedful <i>look</i></p><h1>{name}</h1>{_quote(result.text)}</header>',
         f'<nav aria-label="Sections"><ul>{links}</ul><button type="button" id="theme" hidden>Dark</button></nav>',
-        f'<main id="main">{_overview(result)}{bodies}</main>',
+        f'<main id="main">{_findings(result)}{bodies}{_left_out(left)}{_model(result)}</main>',
         f"<footer>{_footer(result)}</footer>",
         *(f"<script>{script}</script>" for script in scripts),
         "</body></html>\n",
@@ -75,7 +77,35 @@ def _quote(text: str) -> str:
     return f"<blockquote><bdi>{escape(quoted)}</bdi></blockquote>"
 
 
-def _overview(result: LookResult) -> str:
+def _section(name: str, title: str, body: str) -> str:
+    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>{body}</section>'
+
+
+def _findings(result: LookResult) -> str:
+    items = "".join(
+        f'<li><p>{escape(one.text)} <a href="#{one.evidence}">Evidence</a></p>'
+        + (f'<p class="note">{escape(one.caveat)}</p>' if one.caveat else "")
+        + "</li>"
+        for one in result.findings
+    )
+    return _section("findings", "Findings", f'<ol class="findings">{items}</ol>')
+
+
+def _research(shown: Mapping[str, Section]) -> str:
+    items = "".join(
+        f'<li><a href="#{name}">{escape(one.title)}</a>: {escape(one.plain or one.summary.splitlines()[0])}</li>'
+        for name, one in shown.items()
+        if name in RESEARCH
+    )
+    return _section("research", "For researchers", f'<ul class="plain">{items}</ul>')
+
+
+def _left_out(left: Mapping[str, str]) -> str:
+    items = "".join(f"<li>{escape(name.capitalize())}: {escape(why)}</li>" for name, why in left.items())
+    return _section("left-out", "Does not apply", f'<ul class="note">{items}</ul>') if left else ""
+
+
+def _model(result: LookResult) -> str:
     from heedful.lens.report import short
 
     model = result.model
@@ -97,9 +127,10 @@ def _overview(result: LookResult) -> str:
         f"<span{' class=special' if special else ''}><bdi>{escape(token)}</bdi></span>"
         for token, special in zip(result.tokens, result.special, strict=True)
     )
-    return (
-        '<section id="overview" aria-labelledby="overview-title"><h2 id="overview-title">Overview</h2>'
-        f'<dl class="facts">{cells}</dl><h3>The text as tokens</h3><p class="tokens">{tokens}</p></section>'
+    return _section(
+        "model",
+        "The model and the text",
+        f'<dl class="facts">{cells}</dl><h3>The text as tokens</h3><p class="tokens">{tokens}</p>',
     )
 
 

@@ -59,7 +59,9 @@ def section(subject: Subject) -> Section:
         + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
         + f'<h3>Singular values of every head in figures</h3><div class="long sortable">{_table(found)}</div>'
     )
-    return Section("Singular values", "\n".join([_told(found), *notes]), data, html, STYLE, result=found)
+    return Section(
+        "Singular values", "\n".join([_told(found), *notes]), data, html, STYLE, result=found, plain=_plain(found)
+    )
 
 
 STYLE = (
@@ -104,6 +106,15 @@ def _bounds(found: Spectrum) -> str:
     if width < tokens:
         return f"Rank at most {tokens} by the number of tokens, {width} by the width of a head (cosine, primal)."
     return f"Rank at most {tokens}, the number of tokens; heads are wide enough not to bound it further."
+
+
+def _plain(found: Spectrum) -> str:
+    """The section in one sentence."""
+    own = found.select(found.names[0])
+    ranks = [own.select(layer=layer).effective_rank for layer in own.layers]
+    tokens = max(min(one.rows, one.columns) for one in own)
+    where = f" in the first layer and {ranks[-1]:.1f} in the last" if len(ranks) > 1 else ""
+    return f"Of {tokens} tokens, a head makes about {ranks[0]:.1f} independent mixtures{where} (1: every token gets the same mixture)."
 
 
 def _told(found: Spectrum) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ class Row:
 
     def cells(self) -> list[str]:
         """The table row."""
-        position = _told(self.position) if self.position.passed else f"broken: {self.why}"
+        position = _told(self.position) if self.position.passed else f"does not hold: {self.why}"
         return [self.name, position, _told(self.moved), _told(self.held)]
 
 
@@ -85,7 +86,18 @@ def section(subject: Subject) -> Section:
         "positions": places,
         "refused": refused,
     }  # fmt: skip
-    return Section("Symmetry", "\n".join(_wrapped(sentences)), data, html, result=tuple(rows))
+    plain = _plain(rows, places)
+    return Section("Symmetry", "\n".join(_wrapped(sentences)), data, html, result=tuple(rows), plain=plain)
+
+
+def _plain(rows: list[Row], places: list[str]) -> str:
+    """The section in one sentence."""
+    blind, count = sum(row.position.passed for row in rows), len(rows)
+    if blind < count:
+        reasons = sorted({row.why for row in rows if row.why})
+        return f"{count - blind} of {count} attention layers know the order of the tokens by themselves: {', '.join(reasons)}."
+    source = f"; it comes from {', '.join(places[:2])}" if places else ""
+    return f"The attention layers do not know the order of the tokens: when their input is shuffled, their output is shuffled the same way{source}."
 
 
 def _spread(layers: int, d: int) -> set[int]:
@@ -214,7 +226,7 @@ def _sentences(rows: list[Row], norms: list[tuple[str, int, Report]], places: li
         held = max((row.held.largest for row in rows if row.held is not None), default=0.0)
         lines.append(
             f"Embedding symmetry, group O(d), holds in {len(turned)} of {tested} layers turned together with their parameters: these are "
-            f"knowledge (Ma & Ying 2023). With parameters held the error is up to {held:.2g}."
+            f"knowledge (Ma & Ying 2023). With parameters held fixed the output differs from the turned one {_by(held)}."
         )
     else:
         lines.append(
@@ -230,7 +242,7 @@ def _sentences(rows: list[Row], norms: list[tuple[str, int, Report]], places: li
         else:
             why = "its gain, and the mean it subtracts," if kind == "LayerNorm" else "its gain"
             lines.append(
-                f"{kind} ({number} times) does not commute with rotations (error up to {report.largest:.2g}): {why} single out coordinates."
+                f"{kind} ({number} times) does not commute with rotations (the output differs {_by(report.largest)}): {why} single out coordinates."
             )
     return lines
 
@@ -240,7 +252,12 @@ def _told(report: Report | None) -> str:
         return "not tested"
     if report.weak:
         return f"holds weakly, rounding hides errors up to {report.tolerance:.1%}"
-    return "holds" if report.passed else f"broken, error {report.largest:.2g}"
+    return "holds" if report.passed else f"does not hold: the output differs {_by(report.largest)}"
+
+
+def _by(error: float) -> str:
+    """A relative error in words."""
+    return f"by up to {error:.0%} of its size" if math.isfinite(error) else "by more than can be measured"
 
 
 def _data(report: Report | None) -> dict[str, Any] | None:

@@ -1,0 +1,166 @@
+"""Sentences and random tokens that show what heads do, whatever text is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful._errors import HeedfulError
+from heedful.bridges import answers
+from heedful.bridges.words import segments
+from heedful.lens._english import ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION
+from heedful.lens.observation import Observation, observe
+from heedful.lens.roles import Role, Tally, measured
+
+__all__ = ["SENTENCES", "Probed", "probe"]
+
+# Sentences with their links, written out by hand: article > noun, verb > object, pronoun > noun. A word stands once in its sentence.
+SENTENCES = (
+    ("The farmer sold a horse because it was lame.", "The>farmer a>horse", "sold>horse", "it>horse"),
+    ("Yesterday the teacher read a letter and burned it.", "the>teacher a>letter", "read>letter", "it>letter"),
+    ("The tired children carried an old boat to the river.", "The>children an>boat the>river", "carried>boat", ""),
+    ("Anna met the doctor, but she did not greet him.", "the>doctor", "met>doctor greet>him", "she>Anna him>doctor"),
+    ("A storm broke the window of an empty house.", "A>storm the>window an>house", "broke>window", ""),
+    ("The waiters brought the soup, and they spilled it.", "The>waiters the>soup", "brought>soup spilled>it", "they>waiters it>soup"),
+    ("In the garden a boy found the silver coin.", "a>boy", "found>coin", ""),
+    ("My sister painted the fence before she left.", "the>fence", "painted>fence", "she>sister"),
+    ("When the judge saw a film, he praised the actor.", "a>film", "saw>film praised>actor", "he>judge"),
+    ("The engine heats the water until a valve opens.", "The>engine the>water a>valve", "heats>water", ""),
+    ("Two students wrote an essay on the history of Rome.", "an>essay the>history", "wrote>essay", ""),
+    ("The nurse lost her keys; Peter found them under a chair.", "The>nurse a>chair", "lost>keys found>them", "her>nurse them>keys"),
+)  # fmt: skip
+LINKS = ("article to noun", "verb to object", "pronoun to noun")
+BACK = {"article to noun": "noun to article", "verb to object": "object to verb"}
+CLASSES = (ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION)
+# Fewer sentences than these that the tokenizer knows are no test.
+ENOUGH = 6
+# Random tokens in a row, which then come again.
+REPEATED = 24
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What tests beyond one text say: by layer, the roles of each head; and the reasons for what could not be tested."""
+
+    layers: Mapping[int, Sequence[Sequence[Role]]]
+    notes: tuple[str, ...]
+
+
+def probe(model: Any, tokenizer: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> Probed:
+    """Runs a model on sentences whose links between words are known, and on random tokens that come twice.
+
+    English sentences show links between words (article and noun, verb and object, pronoun and noun) and within a class of words; random tokens
+    show duplicates and, in decoders, induction: at the second `x` of `x y ... x`, attending to `y` (Olsson et al. 2022).
+
+    >>> from heedful.bridges.local import demo_model_path, load
+    >>> found = probe(*load(demo_model_path()))
+    >>> [role.name for role in found.layers[2][8] if role.passed]
+    ['article to noun']
+    """
+    tallies: dict[tuple[int, str], Tally] = {}
+    notes = []
+    known = [one for one in SENTENCES if _known(model, tokenizer, one[0])]
+    if len(known) < ENOUGH:
+        notes.append("Links between words were not tested: the tokenizer does not know the English test sentences.")
+        known = []
+    for done, (text, *links) in enumerate(known):
+        progress(done, len(known) + 1)
+        reading = answers.read_text(model, tokenizer, text)
+        inputs = {name: value.to(model.device) for name, value in tokenizer(text, return_tensors="pt").items()}
+        _tally(tallies, _seen(model, inputs), _word_tests(reading, links), reading.special)
+    ids, length = _repeated(model, tokenizer)
+    if length:
+        inputs = {"input_ids": ids[None].to(model.device)}
+        ordinary = [False] * len(ids)
+        _tally(tallies, _seen(model, inputs), _repeat_tests(len(ids), length), ordinary)
+    else:
+        notes.append("Duplicates and induction were not tested: the vocabulary or the model's limit is too small.")
+    return Probed(_by_layer(tallies), tuple(notes))
+
+
+def _known(model: Any, tokenizer: Any, text: str) -> bool:
+    """Whether the model can read a sentence, each of its words known."""
+    try:
+        reading = answers.read_text(model, tokenizer, text)
+    except HeedfulError:
+        return False
+    words = len(segments(text))
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    # Of a language it was not made for, a tokenizer leaves pieces of a letter or two.
+    return unknown not in reading.ids and len(reading.ids) <= 2 * words + 4
+
+
+def _seen(model: Any, inputs: dict[str, Any]) -> Observation:
+    return observe(model, inputs, keep=("weights",))
+
+
+def _tally(
+    tallies: dict[tuple[int, str], Tally],
+    observation: Observation,
+    tests: Mapping[str, Tensor],
+    special: Sequence[bool],
+) -> None:
+    n = len(special)
+    words = ~torch.tensor(special)
+    for record in observation:
+        if record.kind == "cross" or (record.queries_len, record.keys_len) != (n, n):
+            continue
+        weights = record.weights_of(sequence=0).detach().cpu()
+        among = words & words[:, None] & ~torch.eye(n, dtype=torch.bool)
+        if record.mask is not None:
+            among = among & record.mask[0].any(0).expand(n, n).cpu()
+        for name, wanted in tests.items():
+            if name == "induction" and not record.causal:
+                continue
+            one = measured(weights, wanted, among)
+            key = record.index, name
+            tallies[key] = tallies[key] + one if key in tallies else one
+
+
+def _word_tests(reading: answers.Reading, links: Sequence[str]) -> dict[str, Tensor]:
+    """The keys that each test wants of a sentence."""
+    text, n = reading.text, len(reading.ids)
+    spans = [text[slice(*span)] if span else "" for span in reading.spans]
+    places = {text[start:end]: _within(reading, start, end) for start, end in segments(text)}
+    tests = {name: torch.zeros(n, n, dtype=torch.bool) for name in (*LINKS, *BACK.values(), "same word class")}
+    for name, pairs in zip(LINKS, links, strict=True):
+        for one, other in (pair.split(">") for pair in pairs.split()):
+            tests[name][places[one][-1], places[other]] = True
+            if name in BACK:
+                tests[BACK[name]][places[other][-1], places[one]] = True
+    for members in CLASSES:
+        same = torch.tensor([span.lower() in members for span in spans])
+        tests["same word class"] |= same & same[:, None] & ~torch.eye(n, dtype=torch.bool)
+    return tests
+
+
+def _within(reading: answers.Reading, start: int, end: int) -> list[int]:
+    return [at for at, span in enumerate(reading.spans) if span and start < span[1] and span[0] < end]
+
+
+def _repeated(model: Any, tokenizer: Any) -> tuple[Tensor, int]:
+    """Random tokens twice in a row, and how many they are; 0 where there are too few to choose from."""
+    size = min(len(tokenizer), model.get_input_embeddings().weight.shape[0])
+    ordinary = torch.tensor(sorted(set(range(size)) - set(tokenizer.all_special_ids)))
+    limit = answers._limit(model, tokenizer)
+    length = min(REPEATED, len(ordinary), limit // 2)
+    chosen = ordinary[torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))[:length]]
+    return chosen.repeat(2), length if length >= ENOUGH else 0
+
+
+def _repeat_tests(n: int, length: int) -> dict[str, Tensor]:
+    step = torch.arange(n)[None] - torch.arange(n)[:, None]
+    second = torch.arange(n)[:, None] >= length
+    return {"duplicate token": step.abs() == length, "induction": second & (step == 1 - length)}
+
+
+def _by_layer(tallies: Mapping[tuple[int, str], Tally]) -> dict[int, list[list[Role]]]:
+    found: dict[int, list[list[Role]]] = {}
+    for layer in dict.fromkeys(layer for layer, _ in tallies):
+        columns = [tally.roles(name) for (at, name), tally in tallies.items() if at == layer]
+        found[layer] = [[role for role in roles if role.places] for roles in zip(*columns, strict=True)]
+    return found

@@ -1,0 +1,341 @@
+"""Which earlier words the pronouns of a text attend to, head by head."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from heedful._errors import HeedfulError, Unsupported
+from heedful.bridges import answers
+from heedful.bridges.words import segments
+from heedful.lens._english import FUNCTION, PERSONAL
+from heedful.lens.observation import Observation, observe
+from heedful.lens.report import SENTENCE
+from heedful.lens.sections import Finding, Section, readable
+
+if TYPE_CHECKING:
+    from heedful.lens.sections import Subject
+
+__all__ = ["Change", "HeadReference", "Reference", "references", "section"]
+
+# Pronouns that are shown, and heads of each.
+SHOWN, HEADS = 3, 8
+# A sentence -> one word of it, another in its place, and what the pronoun stands for then.
+CHANGES = {SENTENCE: ("tired", "wide", "street")}
+# Rows of 16-bit weights sum to one within this.
+ROUNDING = 2e-2
+
+
+@dataclass(frozen=True)
+class HeadReference:
+    """One head: the weight from the pronoun to the word, and the word's rank among all words that the pronoun sees."""
+
+    layer: int
+    head: int
+    weight: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """The same pronoun after one word of the text was replaced, so that it stands for another word.
+
+    Attributes:
+        old, new: the word that was replaced, and the one in its place.
+        word: what the pronoun stands for after that.
+        before, after: by head, `(layer, head)`, the weights on the reference's word and on this one.
+    """
+
+    old: str
+    new: str
+    word: str
+    before: Mapping[tuple[int, int], tuple[float, float]]
+    after: Mapping[tuple[int, int], tuple[float, float]]
+
+    @property
+    def preferring(self) -> list[tuple[int, int]]:
+        """The heads that give the first word more than the other in the original text."""
+        return [at for at, (one, other) in self.before.items() if one > other]
+
+    @property
+    def switched(self) -> list[tuple[int, int]]:
+        """Those of them that give the other word more after the change."""
+        return [at for at in self.preferring if self.after[at][0] < self.after[at][1]]
+
+    def to_dict(self) -> dict[str, Any]:
+        heads = [
+            {"layer": layer, "head": head, "before": list(self.before[layer, head]), "after": list(self.after[layer, head])}
+            for layer, head in self.before
+        ]  # fmt: skip
+        counts = {"preferring": len(self.preferring), "switched": len(self.switched)}
+        return {"old": self.old, "new": self.new, "word": self.word, **counts, "heads": heads}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A pronoun, and the earlier word that the heads attend to most from it.
+
+    Attributes:
+        pronoun, query: the pronoun, and its token's place.
+        word, keys: the earlier content word with the largest weight, head mean, and its tokens' places.
+        heads: every head, by falling weight.
+        chance: what an even spread over all visible tokens gives that word.
+        means: of every earlier content word, the mean weight over heads.
+        change: what happens when another word of the text is replaced; None where nothing was tried.
+    """
+
+    pronoun: str
+    query: int
+    word: str
+    keys: tuple[int, ...]
+    heads: tuple[HeadReference, ...]
+    chance: float
+    means: Mapping[str, float]
+    change: Change | None = None
+
+    @property
+    def median(self) -> float:
+        """The weight that the median head gives the word."""
+        return median(head.weight for head in self.heads)
+
+    @property
+    def first(self) -> int:
+        """How many heads give the word more weight than any other word."""
+        return sum(head.rank == 1 for head in self.heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("pronoun", "query", "word", "chance", "median", "first")}
+        heads = [asdict(head) for head in self.heads]
+        change = self.change and self.change.to_dict()
+        return {**own, "keys": list(self.keys), "means": dict(self.means), "heads": heads, "change": change}
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def sentence(self) -> str:
+        """The strongest head, beside chance and the other heads."""
+        top = self.heads[0]
+        rank = "more than to any other word" if top.rank == 1 else f"rank {top.rank} among the words that it sees"
+        return (
+            f'"{self.pronoun}" attends to "{self.word}" most in head {top.layer}.{top.head}, with a weight of {top.weight:.2f}, {rank}; an even '
+            f"spread over all tokens gives {self.chance:.2f}, the median head {self.median:.2f}. In {self.first} of {len(self.heads)} heads no "
+            f'other word gets more of the attention of "{self.pronoun}".'
+        )
+
+    def changed(self) -> str:
+        """What the change does, and what it does not; empty where nothing was changed."""
+        change = self.change
+        if change is None:
+            return ""
+        top = self.heads[0].layer, self.heads[0].head
+        (one, other), (one_after, other_after) = change.before[top], change.after[top]
+        verdict = "it switches" if other_after > one_after else f'it does not switch to "{change.word}"'
+        kept, switched = len(change.preferring), len(change.switched)
+        return (
+            f'With "{change.new}" in place of "{change.old}" a reader takes "{self.pronoun}" for "{change.word}". Head {top[0]}.{top[1]} then '
+            f'gives "{self.word}" {one_after:.2f} (was {one:.2f}) and "{change.word}" {other_after:.2f} (was {other:.2f}): {verdict}. '
+            f'Of the {kept} heads that give "{self.word}" more than "{change.word}", {switched or "none"} '
+            f"{'switches' if switched < 2 else 'switch'}."
+        )
+
+
+def references(observation: Observation, reading: answers.Reading) -> tuple[Reference, ...]:
+    """The pronouns of a text that have a content word before them, in the order of the text.
+
+    Args:
+        observation: of the model reading the text.
+        reading: the text in tokens, of which the observation may hold the beginning alone.
+    """
+    layers = _layers(observation)
+    words = _words(reading, observation.valid.shape[1])
+    names = [word for word, _ in words]
+    found = []
+    for at, (word, places) in enumerate(words):
+        if word.lower() not in PERSONAL:
+            continue
+        earlier = [one for one in range(at) if names[one].lower() not in FUNCTION and any(map(str.isalpha, names[one]))]
+        if not earlier or not layers:
+            continue
+        found.append(_reference(word, at, places[-1], words, earlier, layers))
+    return tuple(found)
+
+
+def _layers(observation: Observation) -> list[Any]:
+    """The layers in which tokens attend to tokens of the same text."""
+    n = observation.valid.shape[1]
+    return [one for one in observation if one.kind == "self" and one.queries_len == one.keys_len == n]
+
+
+def _words(reading: answers.Reading, n: int) -> list[tuple[str, list[int]]]:
+    """The words of a text with the places of their tokens, as far as the model read it."""
+    found = []
+    for start, end in segments(reading.text):
+        places = [at for at, span in enumerate(reading.spans[:n]) if span and start < span[1] and span[0] < end]
+        if places:
+            found.append((reading.text[start:end], places))
+    return found
+
+
+def _rows(layers: Sequence[Any], query: int) -> dict[tuple[int, int], Tensor]:
+    """The weights from one token to all others, by layer and head; those that are no shares of attention are left out."""
+    found: dict[tuple[int, int], Tensor] = {}
+    for record in layers:
+        rows = record.weights_of(sequence=0, queries=query).detach().cpu().double()
+        if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() <= ROUNDING).all()):
+            found |= {(record.index, head): row for head, row in enumerate(rows)}
+    return found
+
+
+def _reference(
+    pronoun: str,
+    at: int,
+    query: int,
+    words: Sequence[tuple[str, list[int]]],
+    earlier: Sequence[int],
+    layers: Sequence[Any],
+) -> Reference:
+    rows = _rows(layers, query)
+    if not rows:
+        raise Unsupported("the weights of this model are no shares of attention")
+    weights = {head: [float(row[places].sum()) for _, places in words] for head, row in rows.items()}
+    means = {one: sum(each[one] for each in weights.values()) / len(weights) for one in earlier}
+    best = max(means, key=lambda one: means[one])
+    heads = [
+        HeadReference(*head, each[best], 1 + sum(value > each[best] for other, value in enumerate(each) if other != at))
+        for head, each in weights.items()
+    ]
+    visible = max(int((row > 0).sum()) for row in rows.values())
+    word, keys = words[best]
+    ranked = sorted(heads, key=lambda one: (-one.weight, one.layer, one.head))
+    named = {words[one][0]: mean for one, mean in means.items()}
+    return Reference(pronoun, query, word, tuple(keys), tuple(ranked), len(keys) / visible, named)
+
+
+def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, answers.Reading]], change: tuple[str, str]) -> Reference:  # fmt: skip
+    """The reference with what becomes of it in a second run, on a text in which one word is replaced."""
+    sides = []
+    for observation, reading in runs:
+        words = _words(reading, observation.valid.shape[1])
+        places = dict(reversed(words))
+        if not {reference.pronoun, reference.word, other} <= set(places):
+            return reference
+        rows = _rows(_layers(observation), places[reference.pronoun][-1])
+        sides.append({
+            head: (float(row[places[reference.word]].sum()), float(row[places[other]].sum())) for head, row in rows.items()
+        })  # fmt: skip
+    before, after = sides
+    return (
+        replace(reference, change=Change(*change, other, before, after)) if before.keys() == after.keys() else reference
+    )
+
+
+def section(subject: Subject) -> Section:
+    """Which earlier word each pronoun attends to; for the default sentence, also what happens when one word of it is replaced.
+
+    >>> from heedful.lens import look
+    >>> look(text="Anna lost the key because she was in a hurry.").sections["pronouns"].result[0].word
+    'Anna'
+    """
+    try:
+        reading = answers.read_text(subject.model, subject.tokenizer, subject.text)
+    except HeedfulError as error:
+        raise Unsupported(str(error)) from None
+    found = references(subject.observation, reading)
+    if not found:
+        raise Unsupported("the text has no English pronoun (it, she, they, ...) with a content word before it")
+    found = tuple(_compared(one, subject, reading) for one in found[:SHOWN])
+    # The report opens with the sentences on the first one.
+    summary = "\n".join(_terminal(one, told=at > 0) for at, one in enumerate(found))
+    html = "".join(_html(one, told=at > 0) for at, one in enumerate(found))
+    data = {"references": [one.to_dict() for one in found]}
+    title = "What the pronouns attend to" if len(found) > 1 else f"What “{found[0].pronoun}” attends to"
+    return Section(title, summary, data, html, STYLE, result=found, findings=_findings(found[0]))
+
+
+CAVEAT = "That a head attends to a word does not show that the model takes the pronoun to mean it."
+CHANGE_CAVEAT = "This is one pair of sentences; another pair may differ."
+
+
+def _findings(one: Reference) -> tuple[Finding, ...]:
+    first = Finding(one.sentence(), CAVEAT, "pronouns")
+    return (first, Finding(one.changed(), CHANGE_CAVEAT, "pronouns")) if one.change else (first,)
+
+
+def _compared(one: Reference, subject: Subject, reading: answers.Reading) -> Reference:
+    """The reference with its change, for the sentences that have one."""
+    if subject.text not in CHANGES or subject.text != reading.text:
+        return one
+    old, new, word = CHANGES[subject.text]
+    text = subject.text.replace(old, new)
+    inputs = {
+        name: value.to(subject.model.device) for name, value in subject.tokenizer(text, return_tensors="pt").items()
+    }
+    with torch.no_grad():
+        observation = observe(subject.model, inputs, keep=("weights",), tokenizer=subject.tokenizer)
+    changed = answers.read_text(subject.model, subject.tokenizer, text)
+    return compare(one, word, [(subject.observation, reading), (observation, changed)], (old, new))
+
+
+def _columns(one: Reference) -> tuple[list[str], list[list[str]]]:
+    """The heads with the largest weights, as a table."""
+    head = ["head", one.word, "rank"]
+    change = one.change
+    if change is not None:
+        head += [change.word, f"{one.word}, with {change.new}", f"{change.word}, with {change.new}"]
+    rows = []
+    for each in one.heads[:HEADS]:
+        row = [f"{each.layer}.{each.head}", f"{each.weight:.2f}", str(each.rank)]
+        if change is not None:
+            at = each.layer, each.head
+            row += [f"{value:.2f}" for value in (change.before[at][1], *change.after[at])]
+        rows.append(row)
+    return head, rows
+
+
+def _caption(one: Reference) -> str:
+    change = (
+        f"; then on “{one.change.word}”, and both with “{one.change.new}” for “{one.change.old}”" if one.change else ""
+    )
+    return (
+        f"Weight from “{one.pronoun}” on “{one.word}”, and its rank among the words{change}. Heads are named layer.head"
+    )
+
+
+def _terminal(one: Reference, *, told: bool) -> str:
+    lines = textwrap.wrap(one.sentence(), 98) if told else []
+    head, rows = _columns(one)
+    cells = [[_short(name) for name in head], *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines += textwrap.wrap(f"{_caption(one)}:", 98)
+    lines += ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join(lines)
+
+
+def _short(text: str, most: int = 24) -> str:
+    plain = readable(None, text)
+    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
+
+
+STYLE = ".reference{font:1.15rem/1.5 var(--serif);max-width:46rem}"
+
+
+def _html(one: Reference, *, told: bool) -> str:
+    head, rows = _columns(one)
+    body = []
+    for each, (_, *cells) in zip(one.heads, rows, strict=False):
+        link = f'<a href="#head-{each.layer}-{each.head}" data-query="{one.query}" data-key="{one.keys[0]}">{each.layer}.{each.head}</a>'
+        body.append(f"<tr><td>{link}</td>{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>")
+    titles = f"<th>{escape(head[0])}</th>" + "".join(f"<th class=number>{escape(name)}</th>" for name in head[1:])
+    label = escape(f"Heads that attend from {one.pronoun} to {one.word}")
+    opening = f'<p class="reference">{escape(one.sentence())}</p>' if told else ""
+    return (
+        f'{opening}<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption>{escape(_caption(one))}</caption>'
+        f"<thead><tr>{titles}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
