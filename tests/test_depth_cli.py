@@ -114,7 +114,7 @@ def test_the_command_plans_what_the_function_plans(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("plan",), "give one of params"),
+        (("plan",), "give one of --params, --flops"),
         (("plan", "0"), "positive number"),
         (("plan", "1B", "--params", "2B"), "give one"),
         (("plan", "1B", "--law", "none"), "there is no law"),

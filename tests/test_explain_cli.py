@@ -125,7 +125,7 @@ def test_discover_writes_files(chain):
     ("arguments", "told"),
     [
         (("nowhere.csv", "-n", "9"), "there is no file nowhere.csv"),
-        (("{}/cov.csv",), "how many samples"),
+        (("{}/cov.csv",), "a covariance needs --samples"),
         (("{}/data.csv", "--data", "-n", "4"), "leave --samples out"),
         (("{}/cov.csv", "-n", "1000", "--alpha", "0"), "alpha"),
         (("{}/cov.csv", "-n", "1000", "--alpha", "1"), "alpha"),
@@ -258,7 +258,7 @@ def test_explain_in_json(tmp_path):
         (("demo", "A text.", "--heads", "99"), "99"),
         (("demo", "A text.", "--samples", "many"), "--samples must be"),
         (("demo", "A text.", "--layer", "77"), "77"),
-        (("demo", "A text.", "--max-size", "0"), "max_size"),
+        (("demo", "A text.", "--max-size", "0"), "--max-size must"),
         (("demo", "A text.", "--replace", "vanish"), "replace must be one of"),
         (("demo", "A text.", "--covariance", "odd"), "covariance must be one of"),
         (("demo", "A text.", "--learner", "ges"), "learner must be one of"),

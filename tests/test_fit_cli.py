@@ -136,11 +136,11 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", file, *out, "--task", "poems"), "--task must be one of series; got 'poems'"),
         (("fit", file), "Missing option '--out'"),
         (("fit", file, "--out", tmp_path / "file"), "is a file; name a folder"),
-        (("fit", file, *out, "--heads", 7), "embed_dim must be a multiple of num_heads"),
+        (("fit", file, *out, "--heads", 7), "--embed-dim must be a multiple of --heads"),
         (("fit", file, *out, "--attention", "magic"), "a layer is a kernel"),
         (("fit", file, *out, "--device", "cuda:99"), "there is no device 'cuda:99'"),
-        (("fit", file, *out, "--batch-size", 0), "batch_size must be"),
-        (("fit", file, *out, "--seed", -1), "random_state must be"),
+        (("fit", file, *out, "--batch-size", 0), "--batch-size must be"),
+        (("fit", file, *out, "--seed", -1), "Invalid value for '--seed'"),
         (("fit", tmp_path / "inf.npz", *out), "contains infinity"),
         (("fit", tmp_path / "half.npz", *out), "Unknown label type: continuous"),
         (("predict", tmp_path / "new", file), "no saved folder at"),
@@ -179,9 +179,9 @@ def test_labels_that_are_no_class_are_named(run, file, tmp_path):
     for labels, told in (
         (
             np.where(np.arange(20) < 3, "third", y),
-            "3 of 20 labels are no class .* count as wrong: third; it knows other, same",
+            "3 of 20 labels are not classes .* count as wrong: third; its classes are other, same",
         ),
-        (np.arange(20), "20 of 20 labels are no class .*: 0, 1, 2, 3, 4 and 15 more; it knows other, same"),
+        (np.arange(20), "20 of 20 labels are not classes .*: 0, 1, 2, 3, 4 and 15 more; its classes are other, same"),
     ):
         np.savez(tmp_path / "new.npz", X=X, y=labels)
         code, out, err = run("predict", tmp_path / "model", tmp_path / "new.npz")

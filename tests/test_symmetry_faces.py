@@ -114,7 +114,7 @@ def test_files_makers_and_knowledge(run, file):
         ("FILE:Thing", [], "is a class"),
         ("FILE:number", [], "is int"),
         ("FILE:broken", [], "broken() raised OSError: no disk"),
-        ("FILE:make", ["--group", "U"], "checks must be among"),
+        ("FILE:make", ["--group", "U"], "--group must be among"),
         ("FILE:make", ["--n", "two"], "--n must be numbers"),
         ("FILE:make", ["--dtype", "int8"], "--dtype must be"),
         ("FILE:make", ["--group", "O", "--d", 5], "MultiheadAttention raised AssertionError"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra
 from heedful._pretrained import Register, read_folder, write_folder
 from heedful._tasks import HOMES
+from heedful._text import quantity
 from heedful.nn._module import from_plain, to_plain
 
 try:
@@ -122,7 +123,7 @@ class Training:
         found = ", ".join(f"{name} {value:.3g}" for name, value in self.measured.items())
         kept = f"the best is {self.best}: held-out {found}" if found else f"last loss {self.epochs[-1].loss:.3g}"
         again = f" ({self.resumed} from a checkpoint)" if self.resumed else ""
-        return f"{len(self.epochs)} epochs{again}, {kept}"
+        return f"{quantity(len(self.epochs), 'epoch')}{again}, {kept}"
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Losses by epoch; a dotted line marks the epoch whose weights were kept."""

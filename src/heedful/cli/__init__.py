@@ -7,13 +7,13 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from heedful import __version__
 from heedful._errors import HeedfulError, InvalidArgument
-from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile
+from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile, in_options, spellings
 from heedful.cli.discover import discover
 from heedful.cli.explain import explain
 from heedful.cli.fit import fit, predict
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Runs the command line; what goes wrong is told in one line, with exit code 2."""
+    """Runs the command line; an error is one line on standard error, with exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         # A token that the terminal cannot show is no reason to stop.
         if isinstance(stream, TextIOWrapper):
@@ -43,14 +43,29 @@ def main() -> None:
     try:
         code = app(prog_name="heedful", standalone_mode=False)
     except (HeedfulError, OSError) as error:
-        _stop(str(error))
+        _stop(in_options(str(error), spellings(_command())))
     except Exception as error:
+        if _is_out_of_memory(error):
+            _stop("there is not enough memory for these sizes; give smaller ones")
         # What the command line itself finds wrong; the class lies elsewhere in each version of typer.
         if not hasattr(error, "format_message"):
             raise
-        known = [command.name for command in app.registered_commands if command.name == sys.argv[1]]
-        _stop(f"{error.format_message().rstrip('.')}. {' '.join(['heedful', *filter(None, known)])} --help tells more")
+        asked = f"heedful {sys.argv[1]}" if _command() else "heedful"
+        said = error.format_message().strip().removesuffix(".")
+        _stop(f"{said}{'' if said.endswith('?') else ';'} see {asked} --help")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises RuntimeError for a tensor that the CPU has no room for, and a class of its own on other devices.
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+
+
+def _command() -> Any:
+    """The command that was asked for, or None."""
+    group: Any = typer.main.get_command(app)
+    return group.commands.get(sys.argv[1])
 
 
 def _stop(message: str) -> NoReturn:
@@ -79,7 +94,7 @@ def _look(
     text: Text = None,
     file: TextFile = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Read so many tokens and leave the rest out.", show_default="all")
+        int | None, typer.Option(help="Read this many tokens and leave the rest out.", show_default="all")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the report goes.", show_default="report.html")] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Print the summary alone.")] = False,
@@ -114,7 +129,7 @@ def _look(
 
 @app.command("doctor")
 def _doctor(as_json: AsJson = False) -> None:
-    """Tells what is installed here, and which ways to attend run."""
+    """Lists what is installed here and which implementations of attention run."""
     from heedful.cli.doctor import examine, show
 
     health = examine()

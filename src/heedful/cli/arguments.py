@@ -1,13 +1,15 @@
-"""What several commands ask for in the same words."""
+"""What several commands ask for in the same words, and errors of the library in the words of the shell."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-__all__ = ["DEMO", "AsJson", "Model", "Text", "TextFile"]
+__all__ = ["DEMO", "AsJson", "Model", "Text", "TextFile", "in_options", "spellings"]
 
 DEMO = "demo"
 
@@ -18,3 +20,51 @@ Text = Annotated[
     typer.Argument(metavar="TEXT", help="What the model reads; - for standard input.", show_default="a sentence"),
 ]
 TextFile = Annotated[Path | None, typer.Option(help="Read the text from this file instead.")]
+
+# Verbs with which a message says something of an argument rather than of the thing it names.
+VERBS = "must|needs?|is|are|has|have|takes?|goes|cannot|gives|says|counts?"
+
+
+def spellings(command: Any) -> dict[str, str]:
+    """How the shell writes each parameter of a command (none where there is no command): `max_tokens` as `--max-tokens`, `text` as `TEXT`.
+
+    A command calls its parameters as the library calls the arguments they become. Where the option is to have another
+    name it is given one: `num_heads: Annotated[int, typer.Option("--heads")]`.
+    """
+    return {
+        each.name: max(each.opts, key=len) if each.param_type_name == "option" else each.metavar or each.name.upper()
+        for each in (command.params if command else ())
+    }
+
+
+def in_options(message: str, spelled: Mapping[str, str]) -> str:
+    """An error of the library with the command's options in place of Python's arguments.
+
+    A word is taken for an argument where it has an underscore, stands before `=`, is listed with other arguments, or begins
+    a statement about itself ("layers must be ..."); elsewhere `layers` is an English word.
+
+    >>> in_options("max_tokens must be 1 or more; got 0", {"max_tokens": "--max-tokens"})
+    '--max-tokens must be 1 or more; got 0'
+    >>> in_options("12 layers; give one of params, layers, or task='mlm'", {n: f"--{n}" for n in ("params", "layers", "task")})
+    '12 layers; give one of --params, --layers, or --task mlm'
+    """
+    names = "|".join(sorted(map(re.escape, spelled), key=len, reverse=True))
+    if not names:
+        return message
+    one = rf"(?<![\w.'\"/-])(?:{names})(?![\w'\"/-])"
+
+    def spell(text: str) -> str:
+        return re.sub(one, lambda match: spelled[match[0]], text)
+
+    def assign(match: re.Match[str]) -> str:
+        value = match[2].strip("'\"")
+        return spelled[match[1]] if value in ("True", "...") else f"{spelled[match[1]]} {value}"
+
+    value = r"('[^']*'|\"[^\"]*\"|\.\.\.|\[[^]]*\]|[\w.+-]*\w)"
+    message = re.sub(rf"\w+\(({names})={value}\)", assign, message)
+    message = re.sub(rf"(?<![\w.-])({names})={value}", assign, message)
+    message = re.sub(rf"{one}(?:(?:, | and | or |, and |, or ){one})+", lambda match: spell(match[0]), message)
+    message = re.sub(rf"(?:^|(?<=[;:] )){one}(?= (?:{VERBS})\b)", lambda match: spell(match[0]), message)
+    message = re.sub(one, lambda match: spelled[match[0]] if "_" in match[0] else match[0], message)
+    # In the shell nothing is given by leaving an option out.
+    return re.sub(r",? or None\b", "", message)

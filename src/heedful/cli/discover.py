@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful._text import quantity
 from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
@@ -164,12 +165,12 @@ def draw_to(path: Path, draw: Callable[[], Axes]) -> None:
 
 def discover(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, with or without names, or .npy.")],
-    samples: Annotated[int | None, typer.Option("--samples", "-n", help="How many samples a covariance was made of.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", "-n", help="How many samples the covariance was computed from.")] = None,
     data: Annotated[bool, typer.Option("--data", help="The file holds samples, one a row, instead of a covariance.")] = False,
     alpha: Annotated[float, typer.Option(help="Pairs with a larger p-value are independent.")] = 0.01,
     learner: Annotated[str, typer.Option(help="icd, fci or pc.")] = "icd",
     selection_bias: Annotated[bool, typer.Option("--selection-bias", help="Allow for selected samples (rules R5-R7).")] = False,
-    max_cond_size: Annotated[int | None, typer.Option(help="Condition on no more than so many.", show_default="no end")] = None,
+    max_cond_size: Annotated[int | None, typer.Option(help="Condition on at most this many variables.", show_default="no limit")] = None,
     as_json: AsJson = False,
     dot: Annotated[Path | None, typer.Option(help="Write Graphviz source here.")] = None,
     graphml: Annotated[Path | None, typer.Option(help="Write GraphML here.")] = None,
@@ -177,8 +178,8 @@ def discover(
 ) -> None:  # fmt: skip
     """Learns the causal graph behind a covariance matrix or a table of data.
 
-    a --> b: a is a cause of b. a <-> b: something outside the table moves
-    both. A circle o: the independences leave that end open.
+    a --> b: a causes b. a <-> b: an unobserved variable causes both. A circle
+    o: the data leave this end of the edge undetermined.
     """
     from heedful.cli.look import progress
     from heedful.lens.causes import discover as learn
@@ -189,10 +190,11 @@ def discover(
     check_picture(plot)
     table = read_table(file.expanduser())
     if data == (samples is not None):
-        told = "a table of samples says itself how many there are; leave --samples out" if data else (
-            "how many samples was the covariance made of? give --samples, or --data if the file holds the samples"
-        )  # fmt: skip
-        raise InvalidArgument(told)
+        raise InvalidArgument(
+            "--data takes the number of samples from the file; leave --samples out"
+            if data
+            else "a covariance needs --samples, the number of samples it was computed from; give --data if the file holds the samples"
+        )
     if (
         not data
         and table.labels
@@ -220,18 +222,19 @@ def discover(
             write_text(path, make())
     if plot is not None:
         draw_to(plot, lambda: found.plot(layout="graph"))
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else told_of(found))
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else summary_of(found))
     if not as_json:
         for path in filter(None, (dot, graphml, plot)):
             typer.echo(f"written to {path}")
 
 
-def told_of(found: PAG) -> str:
+def summary_of(found: PAG) -> str:
     """The graph in lines."""
     edges = [str(edge) for edge in found.edges()]
-    head = f"{found.n} nodes, {len(edges)} edges; {found.learner.upper()}, N = {found.samples}, alpha = {found.alpha:g}"
+    size = f"{quantity(found.n, 'node')}, {quantity(len(edges), 'edge')}"
+    head = f"{size}; {found.learner.upper()}, N = {found.samples}, alpha = {found.alpha:g}"
     lines = [head, *(f"  {edge}" for edge in edges[:SHOWN])]
     if len(edges) > SHOWN:
         lines.append(f"  ... {len(edges) - SHOWN} more; --json prints all")
-    lines.append(f"{len(found.tests)} independence tests")
+    lines.append(quantity(len(found.tests), "independence test"))
     return "\n".join([*lines, *found.trust().sentences])

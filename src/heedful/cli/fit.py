@@ -17,6 +17,7 @@ import typer
 
 from heedful._errors import InvalidArgument
 from heedful._tasks import TASKS
+from heedful._text import quantity
 from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
@@ -41,17 +42,17 @@ def fit(
     ] = "softmax+primal",
     layers: Annotated[int | None, typer.Option(help="Layers; the first name is repeated.", show_default="2")] = None,
     embed_dim: Annotated[int, typer.Option(help="Width of the network.")] = 64,
-    heads: Annotated[int, typer.Option(help="Heads; they must divide the width.")] = 8,
+    num_heads: Annotated[int, typer.Option("--heads", help="Heads; they must divide the width.")] = 8,
     dropout: Annotated[float, typer.Option(help="Dropout.")] = 0.1,
     rank: Annotated[int, typer.Option(help="Rank of primal layers.")] = 10,
     eta: Annotated[float, typer.Option(help="Weight of the primal layers' loss.")] = 0.1,
     head: Annotated[str, typer.Option(help="flatten (weights for each step) or mean.")] = "flatten",
-    epochs: Annotated[int, typer.Option(help="At most so many passes over the data.")] = 100,
+    epochs: Annotated[int, typer.Option(help="Passes over the data, at most.")] = 100,
     batch_size: Annotated[int | None, typer.Option(help="Series in a batch.", show_default="16 to 256, by their number")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    held_out: Annotated[float, typer.Option(help="Part of the series to hold out; 0 for none.")] = 0.2,
-    patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before it stops.")] = 20,
-    seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
+    validation_fraction: Annotated[float, typer.Option("--held-out", help="Share of the series to hold out; 0 for none.")] = 0.2,
+    patience: Annotated[int, typer.Option(help="Stop after this many epochs without a better held-out loss.")] = 20,
+    random_state: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")] = 0,
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -70,9 +71,9 @@ def fit(
         raise InvalidArgument(f"{file} holds series without labels; add y, one label for each series")
     checkpoints = folder / "checkpoints"
     options: dict[str, Any] = {
-        "layers": layers, "embed_dim": embed_dim, "num_heads": heads, "dropout": dropout, "rank": rank, "eta": eta, "head": head,
-        "epochs": epochs, "batch_size": "auto" if batch_size is None else batch_size, "lr": lr, "validation_fraction": held_out or None,
-        "patience": patience, "random_state": seed, "device": device, "progress": not quiet, "checkpoint_dir": checkpoints,
+        "layers": layers, "embed_dim": embed_dim, "num_heads": num_heads, "dropout": dropout, "rank": rank, "eta": eta, "head": head,
+        "epochs": epochs, "batch_size": "auto" if batch_size is None else batch_size, "lr": lr, "validation_fraction": validation_fraction or None,
+        "patience": patience, "random_state": random_state, "device": device, "progress": not quiet, "checkpoint_dir": checkpoints,
     }  # fmt: skip
     model: SeriesClassifier = room.SeriesClassifier(attention, **options)
     try:
@@ -86,8 +87,8 @@ def fit(
         left.unlink()
     with suppress(OSError):  # something of the user's lies there
         checkpoints.rmdir()
-    told = _told(model, data) | {"saved": str(folder)}
-    typer.echo(json.dumps(told, indent=2) if as_json else _summary(told))
+    outcome = _outcome(model, data) | {"saved": str(folder)}
+    typer.echo(json.dumps(outcome, indent=2) if as_json else _summary(outcome))
 
 
 def predict(
@@ -104,10 +105,11 @@ def predict(
     """
     _wait_asleep()
     from heedful.bridges.estimator import Classifier, Estimator
+    from heedful.lens.report import check_place
 
     kind = TASKS[_task(task, file)]
-    if out is not None and not out.expanduser().absolute().parent.is_dir():
-        raise InvalidArgument(f"there is no folder {out.expanduser().absolute().parent}; make it first")
+    if out is not None:
+        check_place(out)
     model = Estimator.from_pretrained(folder)
     if type(model).__name__ not in kind.estimators or not isinstance(model, Classifier):
         raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which does not read {file.suffix} files")
@@ -125,7 +127,7 @@ def predict(
         typer.echo(table.getvalue(), nl=False)
     else:
         out.expanduser().write_text(table.getvalue())
-        typer.echo(f"{len(answers)} answers written to {out}")
+        typer.echo(f"{quantity(len(answers), 'answer')} written to {out}")
     if data.y is not None:
         foreign = _foreign(data.y, model.classes_)
         if foreign.any():
@@ -166,7 +168,7 @@ def _unknown(labels: np.ndarray, classes: np.ndarray, cases: int) -> str:
 
     which = brief(sorted(set(labels.tolist())))
     return (
-        f"{len(labels)} of {cases} labels are no class of this model and count as wrong: {which}; it knows "
+        f"{len(labels)} of {cases} labels are not classes of this model and count as wrong: {which}; its classes are "
         f"{brief(classes.tolist())}"
     )
 
@@ -196,7 +198,7 @@ def _free(out: Path, overwrite: bool) -> Path:
     return folder
 
 
-def _told(model: SeriesClassifier, data: SeriesData) -> dict[str, Any]:
+def _outcome(model: SeriesClassifier, data: SeriesData) -> dict[str, Any]:
     done = model.training_
     return {
         "data": repr(data),
@@ -208,13 +210,13 @@ def _told(model: SeriesClassifier, data: SeriesData) -> dict[str, Any]:
     }
 
 
-def _summary(told: dict[str, Any]) -> str:
+def _summary(outcome: dict[str, Any]) -> str:
     def lines() -> Iterator[str]:
-        yield told["data"]
-        again = f", going on after epoch {told['resumed_after_epoch']}" if told["resumed_after_epoch"] else ""
-        yield f"trained for {told['epochs']} epochs{again}; the best is {told['best_epoch']}"
-        if told["held_out_accuracy"] is not None:
-            yield f"held-out accuracy {told['held_out_accuracy']:.4f}"
-        yield f"saved to {told['saved']}"
+        yield outcome["data"]
+        again = f", going on after epoch {outcome['resumed_after_epoch']}" if outcome["resumed_after_epoch"] else ""
+        yield f"trained for {quantity(outcome['epochs'], 'epoch')}{again}; the best is {outcome['best_epoch']}"
+        if outcome["held_out_accuracy"] is not None:
+            yield f"held-out accuracy {outcome['held_out_accuracy']:.4f}"
+        yield f"saved to {outcome['saved']}"
 
     return "\n".join(lines())

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful.cli.arguments import AsJson
+from heedful._text import quantity
+from heedful.cli.arguments import AsJson, spellings
 
 if TYPE_CHECKING:
     from heedful.lens.depth import Projection
@@ -96,7 +97,7 @@ def seprank(
     depth: Annotated[int, typer.Option(help="Layers.")],
     width: Annotated[int, typer.Option(help="Channels.")],
     heads: Annotated[int, typer.Option(help="Heads; they must divide the width.")] = 1,
-    tokens: Annotated[int, typer.Option(help="Tokens, half on each side.")] = 4,
+    n_tokens: Annotated[int, typer.Option("--tokens", help="Tokens, half on each side.")] = 4,
     embedding_rank: Annotated[int | None, typer.Option(help="Dimensions that tokens lie in.")] = None,
     residual: Annotated[bool, typer.Option("--residual", help="With residual connections.")] = False,
     seeds: Annotated[int, typer.Option(help="Draws of the weights.")] = 2,
@@ -108,14 +109,17 @@ def seprank(
     if seeds < 1:
         raise InvalidArgument(f"--seeds must be 1 or more; got {seeds}")
     options = {"embedding_rank": embedding_rank, "residual": residual}
-    ranks = [separation_rank(depth, width, heads, tokens, **options, seed=seed) for seed in range(seeds)]
+    ranks = [separation_rank(depth, width, heads, n_tokens, **options, seed=seed) for seed in range(seeds)]
     bound = sep_bound(min(width, embedding_rank or width), depth)
-    told = {"depth": depth, "width": width, "heads": heads, "tokens": tokens, "ranks": ranks, "bound": bound}
+    told = {"depth": depth, "width": width, "heads": heads, "tokens": n_tokens, "ranks": ranks, "bound": bound}
     if as_json:
         typer.echo(json.dumps(told, indent=2))
         return
-    typer.echo(f"separation rank {max(ranks)} of at most {bound} (depth {depth}, width {width}, {heads} heads,")
-    typer.echo(f"{tokens} tokens, {seeds} draws over the field of 2^31 - 1 elements: {', '.join(map(str, ranks))})")
+    typer.echo(
+        f"separation rank {max(ranks)} of at most {bound} (depth {depth}, width {width}, {quantity(heads, 'head')},"
+    )
+    draws = f"{quantity(n_tokens, 'token')}, {quantity(seeds, 'draw')}"
+    typer.echo(f"{draws} over the field of 2^31 - 1 elements: {', '.join(map(str, ranks))})")
 
 
 def _write(config: str, folder: Path) -> Path:
@@ -129,11 +133,10 @@ def _write(config: str, folder: Path) -> Path:
 
 def _alone(context: typer.Context, *names: str) -> None:
     """Refuses what was given beside these options and would be ignored."""
-    told = {option.name: max(option.opts, key=len) for option in context.command.params}
-    told["budget"] = "BUDGET"
-    given = [told[name] for name in context.params if _was_given(context, name) and name not in names]
+    spelled = spellings(context.command)
+    given = [spelled[name] for name in context.params if _was_given(context, name) and name not in names]
     if given:
-        first, *rest = (told[name] for name in names)
+        first, *rest = (spelled[name] for name in names)
         raise InvalidArgument(f"{first} goes with {' and '.join(rest)} alone; drop {', '.join(given)}")
 
 

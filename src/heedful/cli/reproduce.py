@@ -83,6 +83,12 @@ def reproduce(
 
     module = recipe(name)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device must be auto, cpu or cuda; got {device!r}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidArgument(
+            f"device {device} was given, but torch finds no CUDA device here; leave it out for the CPU"
+        )
     folder = root() / "experiments" / ".work" / name if work is None else Path(work)
     folder.mkdir(parents=True, exist_ok=True)
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731

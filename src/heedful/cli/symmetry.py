@@ -100,7 +100,7 @@ def symmetry(
     d: Annotated[int, typer.Option("--d", help="Size of the embedding.")],
     k: Annotated[int, typer.Option("--k", help="Knowledge vectors, a second argument (k, d).")] = 0,
     n: Annotated[str, typer.Option("--n", help="Numbers of tokens to go through.")] = "2,3,5,9",
-    group: Annotated[
+    checks: Annotated[
         list[str] | None,
         typer.Option("--group", help="Demand this symmetry: O, SO, permutation, signed_permutation, sign, translation, "
                      "position or length. May be repeated; without it all are described."),
@@ -133,14 +133,14 @@ def symmetry(
         raise InvalidArgument(f"--output must be rows, matrix or scalar; got {output!r}")
     if invariant and output == "matrix":
         raise InvalidArgument("--invariant means --output scalar, and --output matrix was given as well; give one")
-    options: dict[str, Any] = {"checks": group} if group else {}
+    options: dict[str, Any] = {"checks": checks} if checks else {}
     found = audit(find(target), d=d, k=k, n=_numbers(n), trials=trials, tol="auto" if tol is None else tol,
                   dtype=_dtype(dtype), batched=batched, output=output,  # type: ignore[arg-type]
                   invariant=invariant, seed=seed, **options)  # fmt: skip
-    if group and found.refused:
+    if checks and found.refused:
         raise InvalidArgument(next(iter(found.refused.values())))
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    code = _code(found, group or ())
+    code = _code(found, checks or ())
     if code:
         raise typer.Exit(code)
 

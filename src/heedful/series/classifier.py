@@ -159,6 +159,9 @@ class SeriesClassifier(Classifier):
         if weights is not None:
             counting = weights > 0
             cases, codes, weights = cases[counting], codes[counting], weights[counting]
+        if len(np.unique(codes)) < 2:
+            only = self.classes_[codes[0]] if len(codes) else "none"
+            raise InvalidArgument(f"y holds a single class, {only}; a classifier needs series of two classes or more")
         checkpoint, self.seed_ = self._place(cases, codes, weights)
         learn, held = hold_out(codes, self.validation_fraction, self.seed_)
         self.mean_, self.scale_ = scales(cases[learn])

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+from heedful._text import quantity
 
 __all__ = ["SeriesData", "archive", "read"]
 
@@ -38,9 +39,9 @@ class SeriesData:
         lengths = sorted({case.shape[-1] for case in self.X}) if isinstance(self.X, list) else [first.shape[-1]]
         steps = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         channels = first.shape[0] if first.ndim == 2 else 1
-        classes = f", {len(np.unique(self.y))} classes" if self.y is not None else ""
-        plural = "s" if channels > 1 else ""
-        return f"{self.name}: {len(self)} series of {channels} channel{plural}, {steps} steps{classes}"
+        classes = f", {quantity(len(np.unique(self.y)), 'class', 'classes')}" if self.y is not None else ""
+        unit = "step" if lengths == [1] else "steps"
+        return f"{self.name}: {len(self)} series of {quantity(channels, 'channel')}, {steps} {unit}{classes}"
 
 
 def read(file: str | Path, split: Split = "train") -> SeriesData:

@@ -31,7 +31,7 @@ def sep_bound(width: int, depth: int) -> int:
     """
     _check(width=width, depth=depth)
     if depth > 14:
-        raise InvalidArgument(f"depth {depth} means a sum over {3**depth // 2:,} terms; give 14 at most")
+        raise InvalidArgument(f"depth {depth} means a sum over 3^{depth} / 2 terms; give 14 at most")
     degree, m = (3**depth - 1) // 2, width * (width + 1) // 2
     counts = [1]
     for t in range(degree):

