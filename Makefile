@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: look test lint bench bench-gpu docs clean
+.PHONY: look test lint fuzz bench bench-gpu docs clean
 
 look: $(READY)
 	$(BIN)/heedful look
@@ -15,6 +15,11 @@ lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs experiments gallery
 	$(BIN)/ruff format --check src tests benchmarks docs experiments gallery
 	$(BIN)/mypy
+
+# Random calls of `attend` against an oracle apart from it: make fuzz N=100000
+N ?= 20000
+fuzz: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/test_fuzz.py --fuzz $(N)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.cpu

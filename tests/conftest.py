@@ -13,6 +13,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fuzz", type=int, default=300, help="random calls of attend to try (tests/test_fuzz.py)")
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

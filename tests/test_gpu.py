@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import contracts
 from contracts import CASES, KERNELS, Case, Comparison, accepted, relative_error, results
 from heedful import FeatureMap, Gaussian, Polynomial, ReluSquared, Sigmoid, Softmax, attend, masks
 
@@ -274,3 +275,128 @@ def test_rows_of_few_keys_keep_their_gradients():
         )
         for one, other in zip(found, wanted, strict=True):
             assert relative_error(one[..., :64, :], other[..., :64, :]) < 1e-2, kernel
+
+
+# Compiled models. Inductor takes seconds for each: every path once with it, every kernel with the backend that only traces.
+
+
+def compared(function, *inputs, dynamic=False, backend="inductor", dtype=torch.bfloat16):
+    """A function compiled into one graph, against itself: outputs and gradients, relative to their norms."""
+    results = []
+    for run in (function, torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = run(*leaves)
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    bound = {torch.bfloat16: 3e-2, torch.float32: 1e-4}[dtype]
+    for one, other in zip(*results, strict=True):
+        assert relative_error(one, other.double()) < bound
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("impl", ["auto", "sdpa", "stream", "reference", "linear", "triton"])
+def test_every_implementation_compiles_on_the_device(impl, dtype):
+    torch.compiler.reset()
+    kernel = FeatureMap("elu") if impl == "linear" else Gaussian(torch.linspace(2, 3, 4, device="cuda"))
+    query, key, value = torch.randn(3, 2, 4, 512, 64, device="cuda", dtype=dtype).unbind()
+    compared(lambda *x: attend(*x, is_causal=True, kernel=kernel, impl=impl), query, key, value, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_compiles_on_the_device(name):
+    torch.compiler.reset()
+    kernel = KERNELS[name]()
+    kernel = kernel.with_tensors({n: t.detach().cuda().float() for n, t in kernel.tensors().items()})
+    query, key, value = (x.cuda().bfloat16() for x in contracts.inputs())
+    mask = masks.padding(torch.tensor([19, 7], device="cuda")) & masks.causal
+    compared(lambda *x: attend(*x, mask, kernel=kernel), query, key, value, backend="aot_eager")
+
+
+@pytest.mark.parametrize("kernel", [Sigmoid(), Gaussian(2.0), FeatureMap("elu"), Softmax()], ids=repr)
+def test_one_graph_serves_many_lengths_on_the_device(kernel):
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True)
+    for n in (2100, 2200, 2345):
+        x = torch.randn(2, 4, n, 64, device="cuda", dtype=torch.bfloat16)
+        out = compiled(x, x, x, kernel=kernel, is_causal=True)
+        assert relative_error(out, attend(x, x, x, kernel=kernel, is_causal=True).double()) < 1e-2
+
+
+@pytest.mark.parametrize("which", ["attention", "encoder", "primal"])
+def test_layers_train_compiled_under_autocast(which):
+    """A step of training, as people write it: the loss falls, and is that of the layer that was not compiled."""
+    from heedful.nn import Attention, Encoder, PrimalAttention
+
+    losses = []
+    for compiling in (False, True):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        layer = {
+            "attention": lambda: Attention(256, 4, kernel=Sigmoid(bias=-6.0)),
+            "encoder": lambda: Encoder(256, 4, [Gaussian(3.0), Softmax()]),
+            "primal": lambda: PrimalAttention(256, 4, rank=16, max_len=1024),
+        }[which]().cuda()
+        run = torch.compile(layer, fullgraph=True) if compiling else layer
+        optimizer = torch.optim.AdamW(layer.parameters(), 1e-3)
+        x = torch.randn(4, 1024, 256, device="cuda")
+        target = torch.randn(4, 1024, 256, device="cuda")
+        losses.append([])
+        for _ in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                out = run(x)
+                out = out[0] if isinstance(out, tuple) else out
+            loss = (out.float() - target).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[1][2] < losses[1][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("kernel", [Sigmoid(bias=-3.0), Gaussian(3.0), Softmax()], ids=repr)
+def test_a_model_of_hugging_face_compiles_after_use(kernel):
+    hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from heedful.bridges.transformers import use
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=97, intermediate_size=256, **sizes)).to(
+        "cuda", torch.bfloat16
+    )
+    use(model, kernel)
+    ids = torch.randint(0, 97, (2, 1024), device="cuda")
+    found = []
+    for run in (model, torch.compile(model)):
+        model.zero_grad()
+        loss = run(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        weight = model.model.layers[0].self_attn.q_proj.weight
+        found.append((loss.detach(), weight.grad.clone()))
+    for one, other in zip(*found, strict=True):
+        assert relative_error(one, other.double()) < 3e-2
+
+
+@pytest.mark.parametrize("impl", ["auto", "sdpa", "triton", "stream", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_hidden_moves_nothing_on_the_device(impl, dtype):
+    """A later key, another head, another document, whatever they hold; gradients of learned bandwidths included."""
+    bandwidth = torch.full((2,), 2.0, device="cuda", requires_grad=True)
+    query, key, value = torch.randn(3, 2, 2, 257, 64, device="cuda").to(dtype).unbind()
+    keep = torch.ones(257, 257, dtype=torch.bool, device="cuda").tril()
+    keep[:, 100], keep[50] = False, False
+    found = []
+    for garbage in (0.5, 1e4, 1e30, float("nan")):
+        leaves = [x.clone() for x in (query, key, value)]
+        leaves[0][..., 50, :], leaves[1][..., 100, :], leaves[2][..., 100, :] = garbage, garbage, garbage
+        leaves[1][..., 200, :] = garbage if abs(garbage) < 1e20 else 0.5
+        leaves = [x.requires_grad_() for x in leaves]
+        kernel = Gaussian(bandwidth)
+        out = attend(*leaves, masks.dense(keep), kernel=kernel, impl=impl)[..., :200, :]
+        gradients = torch.autograd.grad(out.float().square().sum(), [leaves[0], leaves[2], bandwidth])
+        found.append([out, gradients[0][..., :200, :], gradients[1], gradients[2]])
+    for other in found[1:]:
+        for n, (one, two) in enumerate(zip(found[0], other, strict=True)):
+            assert two.isfinite().all()
+            bound = 1e-6 if n == 0 and dtype == torch.float32 else 1e-4 if dtype == torch.float32 else 1e-2
+            assert (one.double() - two.double()).abs().max() <= bound * max(1.0, float(one.abs().max()))

@@ -11,6 +11,7 @@ from heedful import Unsupported
 from heedful.nn import Encoder, PrimalAttention, ksvd_loss
 from heedful.ops import primal
 from heedful.ops.fused import primal_ops
+from heedful.ops.fused._device import Chip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -188,14 +189,14 @@ def test_what_chips_take(monkeypatch):
         return primal_ops.usable(query, size, rank, frozenset({"cuda"}))
 
     half, single, double = torch.bfloat16, torch.float32, torch.float64
-    monkeypatch.setattr(primal_ops, "_chip", lambda device: primal_ops._Chip(9, 132, 233472))
+    monkeypatch.setattr(primal_ops, "chip", lambda device: Chip(9, 132, 233472))
     assert [takes(half, 128, 128), takes(half, 129, 8), takes(single, 64, 64), takes(single, 65, 8)] == [
         True,
         False,
     ] * 2
-    monkeypatch.setattr(primal_ops, "_chip", lambda device: primal_ops._Chip(8, 84, 102400))
+    monkeypatch.setattr(primal_ops, "chip", lambda device: Chip(8, 84, 102400))
     assert [takes(half, 64, 64), takes(half, 65, 8), takes(half, 64, 65), takes(single, 16, 8)] == [True] + [False] * 3
-    monkeypatch.setattr(primal_ops, "_chip", lambda device: primal_ops._Chip(7, 80, 98304))
+    monkeypatch.setattr(primal_ops, "chip", lambda device: Chip(7, 80, 98304))
     assert not takes(half, 16, 8)
     assert not takes(double, 16, 8)
 

@@ -17,6 +17,7 @@ from heedful.kernels.higher_order import MOVE
 from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference
 from heedful.ops._request import pairs, wide
+from heedful.ops.distance import steadied
 from heedful.ops.shield import shield
 
 # Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls.
@@ -159,11 +160,9 @@ def coefficients(
     request = _request(query, key, key, attn_mask, 0.0, is_causal, scale, enable_gqa, kernel)
     with _full_precision(request):
         request, poison = shield(request)
-        request = _centred(_moved(request, "auto")).expanded()
-        made = reference.coefficients(request.kernel, request.query, request.key, *request.visible()).to(
-            request.key.dtype
-        )
-        return made if poison is None else made + poison
+        request = steadied(_moved(request, "auto"), "reference").expanded()
+        weights = reference.coefficients(request.kernel, request.query, request.key, *request.visible()).to(key.dtype)
+        return weights if poison is None else weights + poison
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, *, kernel: Kernel) -> Step:
@@ -244,9 +243,11 @@ def attend(
     asked = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     with _full_precision(asked):
         request, poison = (asked, None) if _guarded(asked, impl) else shield(asked)
-        request = _centred(_moved(request, impl))
+        request = steadied(_moved(request, impl), impl)
         chosen, _ = _choose(request, impl)
-        out = IMPLEMENTATIONS[chosen].run(request)
+        # Where there is no pair at all, only shapes are left to agree on.
+        chosen = "reference" if 0 in request.shape else chosen
+        out = IMPLEMENTATIONS[chosen].run(request).to(asked.value.dtype)
         out = out if poison is None else out + poison
     for tell in WATCHERS:
         tell(asked, out)
@@ -275,28 +276,6 @@ def _cost_of_moving(request: Request) -> Cost:
     moved = request._replace(kernel=MOVE, value=request.key, bias=None, factors=None)
     cost = IMPLEMENTATIONS[_choose(moved, "auto")[0]].cost(moved)
     return Cost(request.kernel.moves * cost.flops, cost.bytes)
-
-
-def _centred(request: Request) -> Request:
-    """For kernels of q - k alone: both less the mean of the keys in sight, which changes nothing but the rounding.
-
-    A squared distance is a difference of squares, and those of vectors far from zero drown it. 16-bit vectors are left as
-    they are: there the shift itself would round.
-    """
-    if not request.kernel.traits.stationary or request.query.dtype != torch.float32 or request.key.shape[-2] == 0:
-        return request
-    key = request.key.detach()
-    seen = None if request.mask is None else request.mask.seen_keys(request.shape, key.device)
-    if seen is None:
-        centre = key.mean(dim=-2, keepdim=True)
-    else:
-        if key.dim() > 2 and seen.dim() > 1:
-            seen = seen.any(dim=-2, keepdim=True)  # by any head
-        weight = seen[..., None].to(key.dtype)
-        centre = (key * weight).sum(dim=-2, keepdim=True) / weight.sum(dim=-2, keepdim=True).clamp_min(1)
-    if centre.dim() > 2:
-        centre = centre.mean(dim=-3, keepdim=True)
-    return request._replace(query=request.query - centre, key=request.key - centre)
 
 
 def _full_precision(request: Request) -> AbstractContextManager[Any]:
@@ -413,6 +392,8 @@ def _request(
             raise InvalidArgument(f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or heads = {heads}")
     mask = masks.from_sdpa(attn_mask, is_causal)
     request = Request(query, key, value, kernel.with_scale(scale), mask, dropout_p=dropout_p)
+    if query.dim() > 2 and key.shape[-3] != value.shape[-3]:
+        request = request.expanded()
     if mask is None:
         return request
     mask.check(request.shape)
@@ -450,8 +431,7 @@ def _guarded(request: Request, impl: str) -> bool:
     """Whether what runs keeps hidden numbers from leaking by itself, so that no pass over the inputs is needed."""
     if request.mask is None or request.kernel.of_pairs is not request.kernel:
         return False
-    centred = request.kernel.traits.stationary and request.query.dtype == torch.float32
-    return not centred and IMPLEMENTATIONS[_choose(request, impl)[0]].guards(request)
+    return IMPLEMENTATIONS[_choose(request, impl)[0]].guards(request)
 
 
 def _scaled(number: float, base: int, unit: str) -> str:

@@ -156,7 +156,9 @@ class Divided(Kernel):
 
     @property
     def traits(self) -> Traits:
-        return self.kernel.traits._replace(division=self.by)
+        inner = self.kernel.traits
+        # Divided twice, a coefficient is no exponential of a score over one sum.
+        return inner._replace(division=self.by, exponential=inner.exponential and inner.division is None)
 
     @property
     def scored(self) -> bool:
@@ -164,7 +166,7 @@ class Divided(Kernel):
 
     @property
     def folds(self) -> bool:
-        return self.kernel.folds
+        return self.traits.exponential and self.kernel.folds
 
     def with_scale(self, scale: float | None) -> Kernel:
         return self if scale is None else Divided(self.kernel.with_scale(scale), self.by)
@@ -173,8 +175,7 @@ class Divided(Kernel):
         return self.kernel.score(query, key)
 
     def weights(self, query: Tensor, key: Tensor, keep: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        inner = self.kernel.traits
-        if inner.exponential and inner.division is None and self.by == "sum":
+        if self.traits.exponential and self.by == "sum":
             return super().weights(query, key, keep, bias)
         return _divide(self.kernel.weights(query, key, keep, bias), keep, self.by)
 

@@ -331,11 +331,20 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def unit(x: Tensor) -> Tensor:
+    """Vectors of length one; a zero vector stays zero, with zero gradient."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.where(length > 0, x / length.masked_fill(length == 0, 1.0), 0.0)
+
+
 def minus_squared_distance(query: Tensor, key: Tensor, factor: Parameter) -> Tensor:
     """-factor ||q - k||^2 for every pair, by one matrix product of factor [2q, -q.q, -1] and [k, 1, k.k]."""
     ones_q, ones_k = torch.ones_like(query[..., :1]), torch.ones_like(key[..., :1])
-    left = torch.cat((2 * query, -query.square().sum(-1, keepdim=True), -ones_q), dim=-1) * factor
-    right = torch.cat((key, ones_k, key.square().sum(-1, keepdim=True)), dim=-1)
+    # Finite, so that a vector far away spoils no gradient of the pairs it is hidden from (0 x inf = NaN).
+    most = torch.finfo(query.dtype).max / 16
+    of_query, of_key = (x.square().sum(-1, keepdim=True).clamp_max(most) for x in (query, key))
+    left = torch.cat((2 * query, -of_query, -ones_q), dim=-1) * factor
+    right = torch.cat((key, ones_k, of_key), dim=-1)
     return (left @ right.mT).clamp_max(0)
 
 
@@ -356,14 +365,18 @@ def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optiona
         raise InvalidArgument(f"{type(owner).__name__}: {name} must be {wanted}; got {_brief(value)}")
 
 
+def divisor(total: Tensor) -> Tensor:
+    """A row's sum to divide by: one where there is nothing, or so little that its inverse is infinite."""
+    return total.masked_fill(total.abs() < torch.finfo(total.dtype).tiny, 1.0)
+
+
 def _hide(values: Tensor, keep: Tensor | None, fill: float = 0.0) -> Tensor:
     return values if keep is None else values.masked_fill(~keep, fill)
 
 
 def _divide(coefficients: Tensor, keep: Tensor | None, division: Division | None) -> Tensor:
     if division == "sum":
-        total = coefficients.sum(dim=-1, keepdim=True)
-        return coefficients / total.masked_fill(total == 0, 1.0)
+        return coefficients / divisor(coefficients.sum(dim=-1, keepdim=True))
     if division == "count":
         if keep is None:
             return coefficients / max(1, coefficients.shape[-1])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, per_head, shifted
+from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, per_head, shifted, unit
 
 
 class Sigmoid(Kernel):
@@ -76,10 +75,10 @@ class Cosine(Kernel):
         return Traits(invariant=True)
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        return normalize(query, dim=-1) @ normalize(key, dim=-1).mT
+        return unit(query) @ unit(key).mT
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return normalize(query, dim=-1), normalize(key, dim=-1)
+        return unit(query), unit(key)
 
     def feature_size(self, head_dim: int) -> int:
         return head_dim
@@ -134,4 +133,6 @@ class Polynomial(Kernel):
 
 
 def _outer(x: Tensor) -> Tensor:
-    return (x[..., :, None] * x[..., None, :]).flatten(-2)  # [..., n, D * D]
+    # Finite, so that a key far away spoils no gradient of the rows it is hidden from (0 x inf = NaN).
+    most = torch.finfo(x.dtype).max
+    return (x[..., :, None] * x[..., None, :]).flatten(-2).clamp(-most, most)  # [..., n, D * D]

@@ -8,10 +8,9 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import elu, normalize
 
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale
+from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, unit
 
 MapName = Literal["elu", "relu", "cosine", "random"]
 
@@ -67,11 +66,11 @@ class FeatureMap(Kernel):
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         if self.map == "elu":
-            return elu(query) + 1, elu(key) + 1
+            return elu_plus_one(query), elu_plus_one(key)
         if self.map == "relu":
             return query.relu(), key.relu()
         if self.map == "cosine":
-            return normalize(query, dim=-1), normalize(key, dim=-1)
+            return unit(query), unit(key)
         query, key = self._exponent(query), self._exponent(key)
         if self.traits.division == "sum":
             # Constant in a row of coefficients, so they cancel, and larger vectors stay in range.
@@ -97,6 +96,11 @@ class FeatureMap(Kernel):
         x = x.double() * default_scale(self.scale, x.double()) ** 0.5
         directions = orthogonal_directions(self.features_count, x.shape[-1], self.seed, x.device)
         return x @ directions.T - x.square().sum(-1, keepdim=True) / 2 - math.log(self.features_count) / 2
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """x + 1 above zero, else e^x, which elu(x) + 1 would round to zero where it is small."""
+    return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -90,17 +90,22 @@ class Mask:
         whole = Block.whole(shape, marked.device)
         if self.same_for_every_query:
             return (self.block(whole)[..., 0, :] & marked).any(dim=-1, keepdim=True)
-        count = max(1, 2**22 // max(1, torch.Size(shape[:-2]).numel() * shape[-1]))
         blocks = []
-        for start in range(0, shape[-2], count):
-            rows = (start, min(start + count, shape[-2]))
-            seen = self.block(whole._replace(rows=rows)) & marked[..., None, :]
-            blocks.append(seen.any(dim=-1).expand(*seen.shape[:-2], rows[1] - rows[0]))
+        for at in some_rows(whole):
+            seen = self.block(at) & marked[..., None, :]
+            blocks.append(seen.any(dim=-1).expand(*seen.shape[:-2], at.rows[1] - at.rows[0]))
         return torch.cat(blocks, dim=-1)
 
     def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-        """Keys `[..., K]` that some query may attend to; None where that is all of them, or may be."""
-        return self.block(Block.whole(shape, device))[..., 0, :] if self.same_for_every_query else None
+        """Keys `[..., K]` that some query may attend to; None where that is all of them."""
+        whole = Block.whole(shape, device)
+        if self.same_for_every_query:
+            seen = self.block(whole)[..., 0, :]
+            return seen.expand(*seen.shape[:-1], shape[-1])
+        seen = torch.zeros(shape[-1], dtype=torch.bool, device=device)
+        for at in some_rows(whole):
+            seen = seen | self.block(at).any(dim=-2)
+        return seen
 
     def __and__(self, other: Mask) -> Mask:
         return _And(self, _known(other))
@@ -124,6 +129,9 @@ class _Causal(Mask):
     def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
         return 0, min(max(rows[1] + _offset(self.align, shape), 0), shape[-1])
 
+    def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+        return torch.arange(shape[-1], device=device) < shape[-2] + _offset(self.align, shape)
+
     def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
         last = torch.arange(shape[-2], device=marked.device) + _offset(self.align, shape)
         seen = marked.cumsum(dim=-1)[..., last.clamp(0, shape[-1] - 1)] > 0
@@ -144,6 +152,10 @@ class _Window(Mask):
         offset = _offset(self.align, shape)
         start = min(max(rows[0] + offset - self.before, 0), shape[-1])
         return start, min(max(rows[1] + offset + self.after, start), shape[-1])
+
+    def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+        place = torch.arange(shape[-1], device=device) - _offset(self.align, shape)
+        return (place + self.before >= 0) & (place - self.after < shape[-2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +221,8 @@ class _Dense(Mask):
 
     def block(self, at: Block) -> Tensor:
         keep = cut(self.keep, at)
-        return keep if keep.dtype == torch.bool else keep > max(LOWEST, torch.finfo(keep.dtype).min)
-
-    def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-        return self.block(Block.whole(shape, device)).any(dim=-2)
+        # NaN hides nothing: it is part of a score that is not a number.
+        return keep if keep.dtype == torch.bool else ~(keep <= max(LOWEST, torch.finfo(keep.dtype).min))
 
 
 @dataclass(frozen=True)
@@ -255,6 +265,8 @@ class _And(Mask):
         return super().reach(marked, shape)
 
     def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+        if not (self.left.same_for_every_query or self.right.same_for_every_query):
+            return super().seen_keys(shape, device)
         left, right = self.left.seen_keys(shape, device), self.right.seen_keys(shape, device)
         return right if left is None else left if right is None else left & right
 
@@ -435,6 +447,14 @@ def _slice(tensor: Tensor, ranges: Sequence[Range]) -> Tensor:
 
 def _offset(align: Align, shape: tuple[int, ...]) -> int:
     return shape[-1] - shape[-2] if align == "end" else 0
+
+
+def some_rows(whole: Block) -> Iterator[Block]:
+    """The grid by blocks of rows, each of a size that can be written out."""
+    queries, keys = whole.shape[-2:]
+    count = max(1, 2**22 // max(1, torch.Size(whole.shape[:-2]).numel() * keys))
+    for start in range(0, queries, count):
+        yield whole._replace(rows=(start, min(start + count, queries)))
 
 
 def _known(mask: object) -> Mask:

@@ -26,6 +26,7 @@ def run(request: Request) -> Tensor:
     assert folded is not None
     if request.factors is not None:
         folded = append_factors(folded, *request.factors)
+    folded = _upright(folded)
     query, key, value = folded.query, folded.key, request.value
     width = value.shape[-1]
     is_causal, attn_mask, sees = _mask(request)
@@ -54,6 +55,14 @@ def run(request: Request) -> Tensor:
     out = out[..., :width] if out.shape[-1] != width else out
     # Some fused kernels give a mean of values to a row that sees nothing.
     return out if sees is None else out.masked_fill(~sees, 0.0)
+
+
+def _upright(folded: Folded) -> Folded:
+    """The same scores with a scale above zero: fused kernels hide a pair before they scale it, and -inf x -1 is no hiding."""
+    if folded.scale > 0:
+        return folded
+    sign, scale = (-1.0, -folded.scale) if folded.scale < 0 else (0.0, 1.0)
+    return folded._replace(query=folded.query * sign, scale=scale)
 
 
 def _fits_a_mask(request: Request, column: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from heedful._errors import InvalidArgument
 from heedful.kernels import FeatureMap, Kernel
 from heedful.kernels._algebra import Divided
+from heedful.kernels._base import divisor
 from heedful.masks import Mask, split_causal
 from heedful.ops._request import Cost, Implementation, Request, wide
 from heedful.ops.fused import chunk_ops
@@ -84,7 +85,7 @@ def _run_fused(request: Request, name: chunk_ops.MapName, is_causal: bool, weigh
     """By the fused kernels, which take `[B, H, n, D]`, as many heads of keys as of values, and a weight for each of those."""
     lead, flat = request.shape[:-3], request.query.dim() == 2
     of_heads = weight is not None and weight.dim() > 1 and weight.shape[-2] > 1
-    if not flat and (of_heads or request.key.shape[-3] != request.value.shape[-3]):
+    if not flat and of_heads:
         request = request.expanded()
     query, key, value = (
         x[None, None] if flat else x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
@@ -199,7 +200,7 @@ def _before(chunks: Tensor) -> Tensor:
 
 def _divide(kernel: Kernel, out: Tensor, total: Tensor, count: Tensor | None) -> Tensor:
     if kernel.traits.division == "sum":
-        return out / total.masked_fill(total == 0, 1.0)
+        return out / divisor(total)
     return out if kernel.traits.division is None or count is None else out / count.clamp_min(1)
 
 

@@ -1,4 +1,4 @@
-"""What a mask hides must not leak, not even NaN."""
+"""What a mask hides must not matter, whatever it holds."""
 
 from __future__ import annotations
 
@@ -9,33 +9,60 @@ from torch import Tensor
 
 from heedful import masks
 from heedful.kernels._base import readable
+from heedful.masks import Block, Mask, cut
+from heedful.masks._algebra import some_rows
 from heedful.ops._request import Request
 
 
 def shield(request: Request) -> tuple[Request, Tensor | None]:
-    """Zeros where an input is not finite, and NaN to be added for the queries that may attend to it.
+    """Zeros in place of numbers that must not matter, and NaN to be added for the queries that may attend to such.
 
-    A coefficient of zero does not hide NaN (0 x NaN = NaN), in forward or in backward, so what a mask hides is taken out
-    before it is combined.
+    A coefficient of zero does not hide what is not finite (0 x NaN = NaN), in forward or in backward, nor finite numbers
+    whose products are not. So keys that no query sees, queries that see nothing, and all that is not finite are taken out
+    before anything is combined.
     """
     shape, mask = request.shape, request.mask
-    if mask is None or (_free_to_look(request) and _all_finite(request)):
+    if mask is None or (_free_to_look(request) and _tame(request)):
         return request, None
-    bad = _not_finite(request.key) | _not_finite(request.value)  # [..., G, K]
+    seen = mask.seen_keys(shape, request.key.device)  # [..., K]
+    if seen is not None and seen.dim() > 1 and seen.shape[-2] > 1:
+        request = request.expanded()  # heads of their own that share keys
+    query, key, value, factors = request.query, request.key, request.value, request.factors
+    bad = _not_finite(key) | _not_finite(value)  # [..., G, K]
     bad = request.per_head(bad, axis=-2) if bad.dim() > 1 else bad
-    bad_query, factors = _not_finite(request.query), request.factors
+    bad_query = _not_finite(query)
     if factors is not None:
-        left, right = factors
-        bad_query, bad = bad_query | _not_finite(left), bad | _not_finite(right)
-        factors = left.nan_to_num(0.0, 0.0, 0.0), right.nan_to_num(0.0, 0.0, 0.0)
-    if mask is not masks.causal:
-        # A query that sees nothing gives zeros whatever it holds; under causality alone every query sees something.
-        bad_query = bad_query & mask.reach(torch.ones_like(bad), shape)
-    poisoned = mask.reach(bad, shape) | bad_query
-    query, key, value = (x.nan_to_num(0.0, 0.0, 0.0) for x in (request.query, request.key, request.value))
-    clean = request._replace(query=query, key=key, value=value, factors=factors)
-    poison = torch.zeros((), dtype=request.value.dtype, device=request.value.device).expand(shape[:-1])
+        bad_query, bad = bad_query | _not_finite(factors[0]), bad | _not_finite(factors[1])
+    # Under causality alone every query sees something.
+    sighted = None if mask is masks.causal else mask.reach(torch.ones_like(bad), shape)  # [..., Q]
+    poisoned = mask.reach(bad, shape) | (bad_query if sighted is None else bad_query & sighted)
+    bias = request.bias
+    if bias is not None:
+        poisoned, bias = poisoned | _reads_nan(mask, bias, shape), bias.masked_fill(bias.isnan(), 0.0)
+    clean = request._replace(
+        query=_only(query, sighted),
+        key=_only(key, seen),
+        value=_only(value, seen),
+        bias=bias,
+        factors=factors and (_only(factors[0], sighted), _only(factors[1], seen)),
+    )
+    poison = torch.zeros((), dtype=value.dtype, device=value.device).expand(shape[:-1])
     return clean, poison.masked_fill(poisoned, torch.nan)[..., None]
+
+
+def _only(vectors: Tensor, wanted: Tensor | None) -> Tensor:
+    """Finite vectors `[..., n, D]`: zero where they are not, or are not wanted."""
+    finite = vectors.nan_to_num(0.0, 0.0, 0.0)
+    return finite if wanted is None else torch.where(wanted[..., None], finite, 0.0)
+
+
+def _reads_nan(mask: Mask, bias: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Queries `[..., Q]` to whose scores the mask adds NaN at a place that they see."""
+    blocks = []
+    for at in some_rows(Block.whole(shape, bias.device)):
+        read = (mask.block(at) & cut(bias, at).isnan()).any(dim=-1)
+        blocks.append(read.expand(*read.shape[:-1], at.rows[1] - at.rows[0]))
+    return torch.cat(blocks, dim=-1)
 
 
 def _not_finite(x: Tensor) -> Tensor:
@@ -44,12 +71,17 @@ def _not_finite(x: Tensor) -> Tensor:
 
 
 def _free_to_look(request: Request) -> bool:
-    return all(readable(x) for x in (request.query, request.key, request.value, *(request.factors or ())))
+    return all(readable(x) for x in _vectors(request)) and (request.bias is None or readable(request.bias))
 
 
-def _all_finite(request: Request) -> bool:
-    # Any NaN or infinity survives a sum; a sum that overflows merely takes the careful path.
-    total = request.query.detach().sum() + request.key.detach().sum() + request.value.detach().sum()
-    for factor in request.factors or ():
-        total = total + factor.detach().sum()
-    return math.isfinite(total.item())
+def _tame(request: Request) -> bool:
+    """Whether nothing is NaN, nor so large that a product of four could leave its range."""
+    limit = torch.finfo(request.value.dtype).max ** 0.25
+    vectors = [x.detach() for x in _vectors(request) if x.numel()]
+    if request.bias is not None and request.bias.numel() and bool(request.bias.detach().amax().isnan()):
+        return False
+    return all(float(torch.linalg.vector_norm(x, ord=math.inf)) < limit for x in vectors)
+
+
+def _vectors(request: Request) -> list[Tensor]:
+    return [request.query, request.key, request.value, *(request.factors or ())]

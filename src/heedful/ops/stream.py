@@ -26,8 +26,6 @@ def run(request: Request) -> Tensor:
     lead = request.shape[:-2]
     query, key, value = (x.expand(*lead, *x.shape[-2:]) for x in (request.query, request.key, request.value))
     request = request._replace(query=query, key=key, value=value)
-    if torch.Size(request.shape[:-1]).numel() == 0:
-        return reference.run(request)
     if torch.compiler.is_compiling() or request.dropout_p or _transforming():
         return _traceable(request)
     names, tensors = zip(*request.kernel.tensors().items(), strict=True) if request.kernel.tensors() else ((), ())

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import pad
 
 from heedful import masks
-from heedful.kernels._base import Parameter
+from heedful.kernels._base import Parameter, unit
 from heedful.ops import reference
 from heedful.ops._request import Cost, Implementation, Request, wide
+from heedful.ops.fused._device import HAS_TRITON, chip
 from heedful.ops.fused.forms import Form, form
 
 LARGEST = 256
 
 
 def run(request: Request) -> Tensor:
-    if math.prod((*request.shape, request.query.shape[-1], request.value.shape[-1])) == 0:
-        return reference.run(request)
     found = form(request.kernel)
     assert isinstance(found, Form)
-    if request.query.dim() > 2 and request.key.shape[-3] != request.value.shape[-3]:
-        request = request.expanded()
     from heedful.ops.fused.operators import attention
 
     query, key, value, alpha, column = _inputs(found, request)
@@ -72,7 +67,8 @@ def run(request: Request) -> Tensor:
         found.division,
         found.distance,
     )
-    out = out.reshape(*lead, queries, value.shape[-1])[..., : request.value.shape[-1]]
+    out, width = out.reshape(*lead, queries, value.shape[-1]), request.value.shape[-1]
+    out = out if out.shape[-1] == width else out[..., :width]
     for factor in found.factors:
         out = out * (factor.to(out.dtype)[:, None, None] if isinstance(factor, Tensor) and factor.dim() else factor)
     return out
@@ -84,7 +80,7 @@ def _inputs(found: Form, request: Request) -> tuple[Tensor, Tensor, Tensor, Para
     alpha: Parameter = query.shape[-1] ** -0.5 if found.alpha is None else found.alpha
     column = None
     if found.inputs == "unit":
-        query, key = (normalize(x.to(wide(x.dtype)), dim=-1) for x in (query, key))
+        query, key = (unit(x.to(wide(x.dtype))) for x in (query, key))
     if found.inputs == "folded":
         expanded = request.expanded() if request.kernel.tensors() else request
         folded = request.kernel.fold(*(x.to(wide(x.dtype)) for x in (expanded.query, expanded.key)))
@@ -144,13 +140,12 @@ def _folded_size(found: Form, request: Request) -> int:
 
 def _unable(value: Tensor) -> str | None:
     """Why these tensors cannot be served here, whatever the kernel."""
-    if not _has_triton():
+    if not HAS_TRITON:
         return "triton is not installed"
     if value.dtype == torch.float64:
         return "fused kernels compute in float32 and 16 bit"
     if value.device.type == "cuda":
-        major = torch.cuda.get_device_capability(value.device)[0]
-        return None if major >= 8 else "fused kernels need a GPU of compute capability 8.0 or newer"
+        return None if chip(value.device).major >= 8 else "fused kernels need a GPU of compute capability 8.0 or newer"
     if os.environ.get("TRITON_INTERPRET") != "1":
         return f"fused kernels run on CUDA devices; these tensors are on {value.device.type}"
     if value.device.type != "cpu" or value.dtype != torch.float32:
@@ -158,15 +153,10 @@ def _unable(value: Tensor) -> str | None:
     return None
 
 
-@lru_cache(maxsize=1)
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def guards(request: Request) -> bool:
     """Inside the kernels nothing leaks; what is computed from the inputs before them is not inside."""
     found = form(request.kernel)
-    return isinstance(found, Form) and found.inputs == "plain" and request.factors is None
+    return isinstance(found, Form) and found.inputs == "plain" and request.factors is None and request.bias is None
 
 
 def cost(request: Request) -> Cost:

@@ -81,7 +81,7 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
     if C.DISTANCE or C.GRADIENTS[0]:
         q = tile(again_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
     if C.GRADIENTS[0]:
-        by_alpha = tl.sum(q.to(tl.float32) * dq, 1) - half * own - far * scale
+        by_alpha = tl.sum(times(dq, q), 1) - times(own, half) - far * scale
         tl.store(dalpha_ + head * T.Q + rows, by_alpha, mask=inside)
     if C.GRADIENTS[1]:
         tl.store(dbeta_ + head * T.Q + rows, own, mask=inside)
@@ -90,9 +90,15 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
         where = dleft_ + (head * T.Q + rows)[:, None] * C.RANK + r[None, :]
         tl.store(where, dleft * scale[:, None], mask=inside[:, None] & (r[None, :] < C.RANK))
     if C.DISTANCE:
-        dq -= q.to(tl.float32) * own[:, None]
+        dq -= times(own[:, None], q)
     where = dq_ + (head * T.Q + rows)[:, None] * C.HEAD + deep[None, :]
     tl.store(where, (alpha * dq).to(dq_.dtype.element_ty), mask=inside[:, None] & (deep[None, :] < C.HEAD))
+
+
+@triton.jit
+def times(gradient, x):
+    """A product that is zero where the gradient is: a row that sees nothing owes nothing, whatever it holds."""
+    return tl.where(gradient == 0, 0.0, gradient * x.to(tl.float32))
 
 
 @triton.jit

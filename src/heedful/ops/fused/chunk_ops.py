@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from heedful.kernels._base import divisor
+from heedful.kernels.feature_map import elu_plus_one
 from heedful.ops._request import wide
+from heedful.ops.fused._device import HAS_TRITON, chip
 
 MapName = Literal["identity", "relu", "elu"]
 
 LARGEST = 256
 """The most features, and the widest value, that the kernels take."""
 
-# Looked up once, and without importing it.
-_HAS_TRITON = find_spec("triton") is not None
-
 
 def usable(query: Tensor, value: Tensor, features: int, devices: frozenset[str]) -> bool:
     """Whether the kernels take these tensors: their device, type and sizes, and no transform of torch.func under way."""
-    if not _HAS_TRITON or query.device.type not in devices or torch.float64 in (query.dtype, value.dtype):
+    if not HAS_TRITON or query.device.type not in devices or torch.float64 in (query.dtype, value.dtype):
         return False
-    if query.device.type == "cuda" and torch.cuda.get_device_properties(query.device).major < 8:
+    if query.device.type == "cuda" and chip(query.device).major < 8:
         return False
     if max(features, value.shape[-1]) > LARGEST or query.numel() == 0 or value.numel() == 0:
         return False
@@ -309,7 +308,7 @@ def plain(
     from heedful.ops.linear import sums
 
     kind = wide(value.dtype)
-    phi = {"identity": lambda x: x, "relu": torch.relu, "elu": lambda x: torch.nn.functional.elu(x) + 1}[map]
+    phi = {"identity": lambda x: x, "relu": torch.relu, "elu": elu_plus_one}[map]
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     x, y, v = phi(query.to(kind)), phi(key.to(kind)), value.to(kind)
     if weight is not None:
@@ -317,7 +316,7 @@ def plain(
         y, v = (part.masked_fill(weight == 0, 0.0) for part in (y, v))
         y = y * weight
     out, total = sums(x, y, v, causal)
-    return (out / total.masked_fill(total == 0, 1.0) if normal else out).to(value.dtype)
+    return (out / divisor(total) if normal else out).to(value.dtype)
 
 
 @torch.library.custom_op("heedful::chunks_step", mutates_args=())

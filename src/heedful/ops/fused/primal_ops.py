@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from heedful._errors import Unsupported
+from heedful.ops.fused._device import HAS_TRITON, ROOMY, chip
 
 LARGEST = 128
-"""The widest head, the widest output and the highest rank that the kernels take; in float32 half of it."""
+"""The widest head, the widest output and the highest rank that the kernels take; in float32 half of it.
 
-ROOMY = 160 * 1024
-"""Bytes of shared memory from which a chip takes all of these; with less it takes 16 bits and half of `LARGEST`."""
+A chip that is not `ROOMY` takes 16 bits alone, and half of it."""
 
 MOST = 4096
 """The most weights lambda of a layer that the kernels of the loss take."""
@@ -24,7 +23,7 @@ MOST = 4096
 _T = TypeVar("_T")
 
 # What the kernels ask of a launch is NVIDIA's.
-_AVAILABLE = find_spec("triton") is not None and torch.version.hip is None
+_AVAILABLE = HAS_TRITON and torch.version.hip is None
 
 
 def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> bool:
@@ -33,10 +32,10 @@ def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> boo
         return False
     largest, is_single = LARGEST, query.dtype == torch.float32
     if query.device.type == "cuda":
-        chip = _chip(query.device)
-        if chip.major < 8 or (is_single and chip.shared < ROOMY):
+        here = chip(query.device)
+        if here.major < 8 or (is_single and here.shared < ROOMY):
             return False
-        largest = LARGEST if chip.shared >= ROOMY else LARGEST // 2
+        largest = LARGEST if here.shared >= ROOMY else LARGEST // 2
     if is_single:
         largest = LARGEST // 2
     return max(query.shape[-1], width, rank) <= largest and not torch._C._are_functorch_transforms_active()
@@ -48,19 +47,6 @@ def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, de
         return False
     here = energy.device.type in devices and energy.device == lam.device and energy.dtype == torch.float32
     return here and _AVAILABLE and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
-
-
-class _Chip(NamedTuple):
-    major: int
-    processors: int
-    shared: int
-
-
-@cache
-def _chip(device: torch.device) -> _Chip:
-    """Compute capability, how many multiprocessors, and the bytes of shared memory of each."""
-    told = torch.cuda.get_device_properties(device)
-    return _Chip(told.major, told.multi_processor_count, getattr(told, "shared_memory_per_multiprocessor", ROOMY))
 
 
 # Tokens of a block, warps, programs for each multiprocessor, stages of the loop, registers: forward, backward.
@@ -131,7 +117,7 @@ class _Sizes:
             rows, each = 16, 2
         else:
             # No more programs than run at once: what is left over would take a second turn.
-            total = programs * _chip(self.pair.device).processors
+            total = programs * chip(self.pair.device).processors
             each = -(-self.n // (rows * max(1, total // ((2 if backward else 1) * self.batch * self.heads))))
         told = {**self.large, "ROWS": rows, "num_warps": warps, "num_stages": stages}
         return -(-self.n // (rows * each)), each, told if registers is None else {**told, "maxnreg": registers}
@@ -143,7 +129,7 @@ class _Sizes:
 @cache
 def _launch(device: torch.device) -> dict[str, Any]:
     """From Hopper on a kernel is launched before the last one has ended, and waits for it itself."""
-    early = device.type == "cuda" and _chip(device).major >= 9
+    early = device.type == "cuda" and chip(device).major >= 9
     return {"EARLY": early, **({"launch_pdl": True} if early else {})}
 
 
