@@ -18,11 +18,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # room -> rooms of heedful it may import from (itself always); rooms not built yet are listed all the same.
 DATA_ROOMS = {"series", "events", "tables", "ranking", "multimodal", "corpus"}
-GROUND = {"_errors", "_types", "_pretrained", "_tasks", "_text", "__init__"}
+GROUND = {"_errors", "_types", "_pretrained", "_tasks", "_text", "_plot", "__init__"}
 ALLOWED = {
     "_errors": set(),
     "_types": set(),
     "_text": set(),
+    "_plot": GROUND,
     "_tasks": set(),
     "_pretrained": GROUND,
     # for type checkers
@@ -116,6 +117,29 @@ def test_lightning_is_named_in_one_place():
     names = ("lightning", "pytorch_lightning", "lightning_fabric")
     naming = {path for path in FILES if any(name.split(".")[0] in names for name in imports(path))}
     assert naming == {SOURCE / "bridges" / "training.py"}
+
+
+def test_matplotlib_is_asked_for_in_one_place():
+    """Whatever draws asks `_plot.axes` first, which says how to get matplotlib where it is missing."""
+    drawing = [
+        (path, node)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("plot")
+    ]
+    assert len(drawing) > 15
+    for path, function in drawing:
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        asked = [node.lineno for node in calls if ast.unparse(node.func) == "axes"]
+        handed_on = [node.lineno for node in calls if ast.unparse(node.func).endswith(".plot")]
+        named = [
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Import | ast.ImportFrom) and "matplotlib" in ast.unparse(node)
+        ]
+        assert asked or handed_on, f"{path}: {function.name} draws on axes of its own"
+        assert min([*asked, *handed_on]) < min(named, default=10**6), f"{path}: {function.name}"
+    assert {room(path) for path in FILES if "import pyplot" in path.read_text()} <= {"_plot", "cli"}
 
 
 def test_triton_is_named_by_fused_kernels_alone():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import typer
 
-from heedful import cli
+from heedful import MissingExtra, cli
 from heedful._text import quantity
 from heedful.cli.arguments import in_options, spellings
 
@@ -175,6 +175,35 @@ def test_one_edge_is_one_edge(run):
     assert "1 head,\n4 tokens, 1 draw over" in out
     assert quantity(1, "class", "classes") == "1 class"
     assert quantity(2, "class", "classes") == "2 classes"
+
+
+def drawings():
+    """Objects of several rooms that can draw themselves."""
+    import torch
+
+    from heedful import lens
+    from heedful.bridges.estimator import Epoch, Training
+    from heedful.nn import PrimalAttention
+
+    layer = PrimalAttention(8, 2, max_len=5)
+    x = torch.randn(1, 5, 8)
+    return {
+        "spectrum": lens.spectrum(torch.eye(5)),
+        "depth": lens.depth.plan("1.3B"),
+        "graph": lens.causes.discover(np.eye(3), samples=100),
+        "symmetry": lens.symmetry.audit(torch.relu, d=3, trials=3),
+        "scores": layer.scores(x),
+        "training": Training((Epoch(1.0, {"loss": 1.0}), Epoch(0.5, {"loss": 0.9})), 2),
+    }
+
+
+def test_drawing_without_matplotlib_names_the_extra(monkeypatch):
+    things = drawings()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name, thing in things.items():
+        with pytest.raises(MissingExtra, match=r"matplotlib is not installed.*heedful\[plot\]"):
+            thing.plot()
+        assert name
 
 
 # What each command needs beyond the base, and the extra that brings it.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra
+from heedful._plot import axes
 from heedful._pretrained import Register, read_folder, write_folder
 from heedful._tasks import HOMES
 from heedful._text import quantity
@@ -127,13 +128,9 @@ class Training:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Losses by epoch; a dotted line marks the epoch whose weights were kept."""
-        try:
-            from matplotlib import pyplot
-            from matplotlib.ticker import MaxNLocator
-        except ImportError:
-            raise MissingExtra("matplotlib", "plot") from None
-        if ax is None:
-            ax = pyplot.figure(figsize=(6, 3.5), layout="constrained").subplots()
+        ax = axes(ax)
+        from matplotlib.ticker import MaxNLocator
+
         count = range(1, len(self.epochs) + 1)
         ax.plot(count, [epoch.loss for epoch in self.epochs], label="training")
         if self.measured:

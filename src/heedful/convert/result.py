@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from heedful._errors import MissingExtra
+from heedful._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ class Primalized:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """How many held-out sequences keep which cosine; dotted the mean, dashed the control's."""
-        ax = _axes(ax)
+        ax = axes(ax)
         ax.hist(self.cosines, bins=30, color="C0", alpha=0.8)
         ax.axvline(self.agreement, color="C0", ls=":", label=f"mean, {self.agreement:.3f}")
         ax.axvline(self.control, color="gray", ls="--", label=f"no mixing, not distilled, {self.control:.3f}")
@@ -143,7 +143,7 @@ class BreakingPoint:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Agreement against the number of converted layers, and that of token-wise maps."""
-        ax = _axes(ax)
+        ax = axes(ax)
         count = range(1, len(self.agreements) + 1)
         ax.plot(count, self.agreements, "o-", label="primal")
         ax.plot(count, [run.control for run in self.runs], "s--", color="gray", label="no mixing, not distilled")
@@ -155,11 +155,3 @@ class BreakingPoint:
     def __str__(self) -> str:
         told = ", ".join(f"{at} {one:.3f}" for at, one in enumerate(self.agreements, 1))
         return f"{self.layers} layers keep embeddings at {self.threshold:g} (mean cosine by converted layers: {told})"
-
-
-def _axes(ax: Axes | None) -> Axes:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise MissingExtra("matplotlib", "plot") from None
-    return pyplot.subplots(layout="constrained")[1] if ax is None else ax

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from heedful._attend import attend
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+from heedful._plot import axes, whole_ticks
 from heedful.bridges._calls import joined
 from heedful.kernels import Kernel
-from heedful.lens._plot import axes, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

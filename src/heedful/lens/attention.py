@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes, whole_ticks
+from heedful._plot import axes, whole_ticks
 from heedful.lens.roles import Role, measured, ordered, position_tests
 
 if TYPE_CHECKING:
@@ -142,6 +142,22 @@ class AttentionSummary:
         whole_ticks(ax)
         ax.figure.colorbar(image, ax=ax, label="entropy / log(visible keys)")
         return ax
+
+    def _repr_html_(self) -> str:
+        from heedful.lens.sections import html_table
+
+        rows = [
+            [
+                head.layer,
+                head.head,
+                "; ".join(map(str, head.roles)) or head.focus,
+                f"{head.entropy:.2f}",
+                str(head.farther or ""),
+            ]
+            for heads in self.layers
+            for head in heads
+        ]
+        return html_table(["layer", "head", "role", "entropy", "strongest pair"], rows, " ".join(self.tokens))
 
     def __str__(self) -> str:
         lines = ["layer     entropy  distance  roles: head (share of its attention), ..."]

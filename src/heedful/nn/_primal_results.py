@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
+from heedful._plot import axes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,12 +62,3 @@ class PrimalDual:
         batch, heads, length, rank = self.h_e.shape
         worst = torch.stack((self.residual_e, self.residual_r)).max().item()
         return f"PrimalDual({batch} x {length} tokens, {heads} heads, {rank} components, relative residual up to {worst:.2g})"
-
-
-def axes(ax: Any) -> Any:
-    """These matplotlib axes, or new ones."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise MissingExtra("matplotlib", "plot") from None
-    return pyplot.subplots(layout="constrained")[1] if ax is None else ax

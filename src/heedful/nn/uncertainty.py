@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
+from heedful._plot import axes
 from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
 from heedful.nn._module import check_positive
 from heedful.nn._primal_core import PrimalCore
-from heedful.nn._primal_results import axes
 from heedful.ops._request import wide
 from heedful.ops.primal import TrackLoss
 

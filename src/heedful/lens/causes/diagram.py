@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.lens._plot import axes
+from heedful._plot import axes
 from heedful.lens.causes.draw import COLOURS, FILLS, KEY, Arc, fitting, look, wide
 from heedful.lens.causes.paths import ARROW, CIRCLE
 

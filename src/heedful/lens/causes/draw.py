@@ -15,7 +15,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from heedful.lens._plot import axes
+from heedful._plot import axes
 from heedful.lens.causes.paths import ARROW, CIRCLE, TAIL
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes
+from heedful._plot import axes
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.graph import ARROW, NONE, PAG
 from heedful.lens.observation import Observation

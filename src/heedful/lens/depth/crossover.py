@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument, Unsupported
-from heedful.lens._plot import axes
+from heedful._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

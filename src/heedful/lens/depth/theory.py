@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes
+from heedful._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

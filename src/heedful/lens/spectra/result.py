@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes
+from heedful._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,9 +181,9 @@ class Spectrum:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Cumulative singular values, a line for each name and layer: the mean over its heads and sequences."""
+        ax = axes(ax)
         from matplotlib import colormaps
 
-        ax = axes(ax)
         styles = ("-", "--", ":", "-.")
         last = max(1, len(self.layers) - 1)
         for style, name in enumerate(self.names):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
-from heedful.lens._plot import axes
+from heedful._plot import axes
 from heedful.lens.symmetry._call import Function, Roles
 from heedful.lens.symmetry._inputs import Sampler, check_tokens
 from heedful.lens.symmetry._moves import GROUPS, Group

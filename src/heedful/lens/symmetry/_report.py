@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import HeedfulError
-from heedful.lens._plot import axes
+from heedful._plot import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

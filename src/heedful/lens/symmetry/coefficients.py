@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes, whole_ticks
+from heedful._plot import axes, whole_ticks
 from heedful.lens.symmetry._call import Callee, Function, undisturbed
 from heedful.lens.symmetry._moves import Group, check_group, draw, reflection
 from heedful.lens.symmetry._report import Counterexample, SymmetryBroken, number

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.lens._plot import axes
+from heedful._plot import axes
 from heedful.lens.symmetry._call import Callee, Function, undisturbed
 from heedful.lens.symmetry.coefficients import recover
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._plot import axes
 from heedful.bridges.rotation import RotationPlan
-from heedful.lens._plot import axes
 from heedful.lens.symmetry._call import Callee, Roles
 from heedful.lens.symmetry._moves import haar
 from heedful.lens.symmetry._probe import Probe, Turning, apart, measure, restored
