@@ -198,6 +198,7 @@ def test_look_as_json(run, saved, tmp_path):
     assert told["tokens"] == ["[CLS]", *TEXT.split(), "[SEP]"]
     assert (told["model"]["layers"], told["model"]["heads"], told["model"]["dtype"]) == (2, 3, "float32")
     assert set(told["sections"]) | set(told["not_applicable"]) == {
+        "pronouns",
         "attention",
         "causes",
         "spectrum",
@@ -363,10 +364,10 @@ def test_look_at_too_long_or_empty_texts(run, saved):
     assert f"has 34 tokens, but the model's limit is {LIMIT}; give a shorter text, or read its beginning" in told
     assert f"--max-tokens {LIMIT}" in told
     assert f"limit is {LIMIT}" in one_line(run("look", saved, *long, "--max-tokens", LIMIT + 1))
-    assert "max_tokens must be a whole number, at least 1" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
+    assert "--max-tokens must be a whole number, at least 1" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
     for few in (1, 2):
         told = one_line(run("look", saved, TEXT, "--max-tokens", few))
-        assert f"needs more than max_tokens={few} for its special tokens" in told
+        assert f"needs more than --max-tokens {few} for its special tokens" in told
     assert "the text is empty" in one_line(run("look", saved, ""))
     assert "the text is empty" in one_line(run("look", saved, " \n"))
 
@@ -410,7 +411,7 @@ def test_look_wants_a_text_and_a_number(saved, given):
 )
 def test_wrong_usage_is_told_in_one_line(run, given):
     told = one_line(run(*given))
-    assert told.endswith(f". heedful {given[0] + ' ' if given[0] != 'zork' else ''}--help tells more\n")
+    assert told.endswith(f"; see heedful {given[0] + ' ' if given[0] != 'zork' else ''}--help\n")
 
 
 def test_without_a_command_there_is_help(run):
@@ -498,7 +499,7 @@ def test_damaged_folders_are_told_in_one_line(run, broken, damage, message):
 def test_paths_that_are_no_folders(run, saved):
     assert "model comes first" in one_line(run("look", "a text by itself"))
     assert "config.json is a file" in one_line(run("look", saved / "config.json"))
-    with pytest.raises(heedful.InvalidArgument, match="does not exist"):
+    with pytest.raises(heedful.InvalidArgument, match=r"there is no folder .*nowhere"):
         local.load(saved / "nowhere")
 
 

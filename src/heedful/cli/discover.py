@@ -45,10 +45,10 @@ def read_table(file: Path) -> Table:
     ...     read_table(Path(folder) / "a.csv").names
     ['rain', 'wet']
     """
-    import numpy as np
-
     if not file.is_file():
         raise InvalidArgument(f"there is no file {file}")
+    import numpy as np
+
     if file.suffix == ".npy":
         try:
             found = np.load(file, allow_pickle=False)
@@ -182,7 +182,6 @@ def discover(
     o: the data leave this end of the edge undetermined.
     """
     from heedful.cli.look import progress
-    from heedful.lens.causes import discover as learn
     from heedful.lens.report import check_place
 
     for place in filter(None, (dot, graphml, plot)):
@@ -208,6 +207,9 @@ def discover(
         raise InvalidArgument("--selection-bias is for icd and fci; pc assumes that nothing was selected")
     options: dict[str, Any] = {"alpha": alpha, "learner": learner, "names": table.names, "max_cond_size": max_cond_size}
     options |= {"selection_bias": True} if selection_bias else {}
+    # All that can be checked without torch is checked by now.
+    from heedful.lens.causes import discover as learn
+
     with progress() as say, warnings.catch_warnings():
         # What there is to warn of stands in the graph's trust, which is printed.
         warnings.simplefilter("ignore", UserWarning)

@@ -47,7 +47,9 @@ def explain(
     alpha: Annotated[float, typer.Option(help="Words with a larger p-value are independent.")] = 0.01,
     layer: Annotated[int, typer.Option(help="Whose attention; -1 is the last.")] = -1,
     heads: Annotated[str, typer.Option(help="all, or numbers: 0,3.")] = "all",
-    samples: Annotated[str, typer.Option(help="N of the tests: hidden-size, head-dim or a number.")] = "hidden-size",
+    n_samples: Annotated[
+        str, typer.Option("--samples", help="N of the tests: hidden-size, head-dim or a number.")
+    ] = "hidden-size",
     covariance: Annotated[str, typer.Option(help="attention, centered, value or output.")] = "attention",
     learner: Annotated[str, typer.Option(help="auto, icd, fci or pc.")] = "auto",
     replace: Annotated[str, typer.Option(help="What a word becomes: auto, mask, drop or pad.")] = "auto",
@@ -81,8 +83,7 @@ def explain(
     disk alone, never the network.
     """
     from heedful.cli.discover import check_picture, draw_to, write_text
-    from heedful.cli.look import progress, read_text
-    from heedful.lens.causes import CausalExplainer
+    from heedful.cli.look import model_folder, progress, read_text
     from heedful.lens.report import SENTENCE, check_place
 
     # Read when torch is loaded: waiting threads sleep.
@@ -90,13 +91,9 @@ def explain(
     for place in filter(None, (out, dot, plot)):
         check_place(place)
     check_picture(plot)
-    folder = str(Path(model).expanduser()) if model else model
-    if folder != DEMO and not (folder and Path(folder).exists()):
-        raise InvalidArgument(
-            f"there is no folder {folder!r}; the model comes first, as in: heedful explain demo 'A text.'"
-        )
+    folder = model_folder(model, "explain")
     options: dict[str, Any] = {
-        "alpha": alpha, "layer": layer, "heads": _heads(heads), "n_samples": _samples(samples), "covariance": covariance,
+        "alpha": alpha, "layer": layer, "heads": _heads(heads), "n_samples": _samples(n_samples), "covariance": covariance,
         "learner": learner, "replace": replace, "max_size": max_size, "max_calls": max_calls, "candidates": candidates,
         "baselines": not no_baselines, "task": task, "max_sets": max_sets, "truncate": truncate,
     }  # fmt: skip
@@ -106,8 +103,11 @@ def explain(
         )
     words = read_text(text, file)
     asked = SENTENCE if words is None else words
+    # All that can be checked without torch is checked by now.
+    from heedful.lens.causes import CausalExplainer
+
     with progress() as say:
-        explainer = CausalExplainer(None if folder == DEMO else folder, **options)
+        explainer = CausalExplainer(folder, **options)
         every = explainer.explain_windows(asked, target, progress=say) if windows else []
         found = every[0] if windows else explainer.explain(asked, target, progress=say)
     if windows:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful._errors import InvalidArgument
+from heedful._errors import CorruptModel, InvalidArgument
+from heedful._pretrained import located
 from heedful._tasks import TASKS
 from heedful._text import quantity
 from heedful.cli.arguments import AsJson
@@ -64,8 +65,10 @@ def fit(
     at most.
     """
     _wait_asleep()
-    room = import_module(TASKS[_task(task, file)].room)
+    kind = TASKS[_task(task, file)]
+    _check_file(file)
     folder = _free(out, overwrite)
+    room = import_module(kind.room)
     data = room.read(file)
     if data.y is None:
         raise InvalidArgument(f"{file} holds series without labels; add y, one label for each series")
@@ -104,12 +107,17 @@ def predict(
     Where the file has labels, the accuracy goes to standard error.
     """
     _wait_asleep()
-    from heedful.bridges.estimator import Classifier, Estimator
     from heedful.lens.report import check_place
 
     kind = TASKS[_task(task, file)]
     if out is not None:
         check_place(out)
+    if not located(folder).is_dir():
+        raise CorruptModel(f"no saved folder at {folder}; give a folder that heedful fit wrote")
+    _check_file(file)
+    # All that can be checked without torch is checked by now.
+    from heedful.bridges.estimator import Classifier, Estimator
+
     model = Estimator.from_pretrained(folder)
     if type(model).__name__ not in kind.estimators or not isinstance(model, Classifier):
         raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which does not read {file.suffix} files")
@@ -171,6 +179,11 @@ def _unknown(labels: np.ndarray, classes: np.ndarray, cases: int) -> str:
         f"{len(labels)} of {cases} labels are not classes of this model and count as wrong: {which}; its classes are "
         f"{brief(classes.tolist())}"
     )
+
+
+def _check_file(file: Path) -> None:
+    if not file.expanduser().is_file():
+        raise InvalidArgument(f"there is no file {file}")
 
 
 def _wait_asleep() -> None:

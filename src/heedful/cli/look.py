@@ -1,4 +1,4 @@
-"""What `heedful look` needs beyond `heedful.look`: its text, its place to write, a bar, a browser."""
+"""What `heedful look` needs beyond `heedful.look`: its model, its text, its place to write, a bar, a browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["check_options", "progress", "read_text", "show_page"]
+__all__ = ["check_options", "model_folder", "progress", "read_text", "show_page"]
 
 REPORT = Path("report.html")
 
@@ -32,24 +32,46 @@ def check_options(out: Path | None, *, no_report: bool, as_json: bool, open_it: 
     return place
 
 
+def model_folder(model: str, command: str) -> Path:
+    """The folder of a model by what the command line calls it; an error says where the model stands on that line.
+
+    >>> model_folder("demo", "look").name
+    'model'
+    """
+    from heedful.bridges.local import DEMO, demo_model_path, find_model
+
+    if model == DEMO:
+        return demo_model_path()
+    if not model or (len(model.split()) > 1 and not Path(model).expanduser().exists()):
+        raise InvalidArgument(
+            f"there is no folder {model!r}; the model comes first, as in: heedful {command} demo 'A text.'"
+        )
+    return find_model(model)
+
+
 def read_text(words: Sequence[str] | None, file: Path | None) -> str | None:
-    """The text from the command line, from standard input (`-`) or from a file; None where none was given.
+    """The text from the command line, from standard input (`-`) or from a file, checked; None where none was given.
 
     >>> read_text(["two", "words"], None)
     'two words'
     """
+    from heedful.lens.report import check_text
+
     if words and file is not None:
         raise InvalidArgument(f"give a text or --file {file}, not both")
     if not words and file is None:
         return None
     try:
         if file is not None:
-            return file.expanduser().read_bytes().decode()
-        return sys.stdin.buffer.read().decode() if words == ["-"] else " ".join(words or ())
+            text = file.expanduser().read_bytes().decode()
+        else:
+            text = sys.stdin.buffer.read().decode() if words == ["-"] else " ".join(words or ())
     except UnicodeDecodeError:
         raise InvalidArgument(f"{file or 'standard input'} is not text in UTF-8; convert it first") from None
     except OSError as error:
         raise InvalidArgument(f"cannot read {file}: {error.strerror}; give another file") from None
+    check_text(text)
+    return text
 
 
 @contextmanager

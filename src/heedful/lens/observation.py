@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from operator import index
 from pathlib import Path
 from typing import Any, overload
@@ -139,6 +140,14 @@ class Observation(Sequence[LayerRecord]):
             return Observation(records, sides, model=told["model"], keep=keep, unseen=told["unseen"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptModel(f"{located(folder)} does not hold an observation ({error!r}); write it again") from None
+
+    def _repr_html_(self) -> str:
+        from heedful.lens.sections import html_table
+
+        rows = [[one.index, one.name, one.kind, one.heads, one.queries_len, one.keys_len] for one in self]
+        table = html_table(["layer", "module", "kind", "heads", "queries", "keys"], rows)
+        read = escape(" ".join(self.tokens[0]))
+        return f"<p>{escape(repr(self))}</p><p>{read}</p>{table}"
 
     def __repr__(self) -> str:
         heads = sorted({record.heads for record in self})

@@ -184,6 +184,11 @@ class Explanation:
 
         return html_of(self)
 
+    def _repr_html_(self) -> str:
+        from heedful.lens.sections import framed
+
+        return framed(self.to_html())
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the attention; JSON types alone."""
         effect = {name: value if math.isfinite(value) else None for name, value in self.effect._asdict().items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heedful.lens.attention import AttentionSummary
     from heedful.lens.sections import Finding, Section
 
-__all__ = ["LookResult", "ModelFacts", "check_place", "look"]
+__all__ = ["LookResult", "ModelFacts", "check_place", "check_text", "look"]
 
 SENTENCE = "The animal did not cross the street because it was too tired."
 
@@ -209,7 +209,8 @@ def look(
     """Runs a model on a text, records what its attention does, and shows that to every lens.
 
     Args:
-        model: a Hugging Face folder; the demo MiniLM by default. Or a model of transformers, with its tokenizer.
+        model: a Hugging Face folder, or the name of a model in the local Hugging Face cache; the demo MiniLM by default. Or a model of
+            transformers, with its tokenizer.
         text: what the model reads; a sentence of two clauses by default.
         tokenizer: of a model that is no folder; in place of the folder's own, where one is given beside it.
         max_tokens: read no more than the first so many tokens, special ones included, and tell how many were left out. A
@@ -226,7 +227,8 @@ def look(
 
     say = progress or (lambda name, done, total: None)
     text = SENTENCE if text is None else text
-    _check_text(text, max_tokens)
+    check_text(text)
+    _check_count(max_tokens)
     say("loading", 0, 1)
     loaded, tokenizer, folder, title = _opened(model, tokenizer)
     inputs, left_out = _read(loaded, tokenizer, text, max_tokens)
@@ -259,7 +261,11 @@ def look(
     return LookResult(facts, text, tokens, tuple(observation.special[0].tolist()), left_out, found)
 
 
-def _check_text(text: str, max_tokens: int | None) -> None:
+def check_text(text: Any) -> None:
+    """Whether a model can be given this to read; an error says why not.
+
+    >>> check_text("Water is wet.")
+    """
     if not isinstance(text, str):
         raise InvalidArgument(f"the text must be a string; got {type(text).__name__}")
     if not text.strip():
@@ -268,22 +274,25 @@ def _check_text(text: str, max_tokens: int | None) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidArgument("the text is not valid Unicode; give it in UTF-8") from None
+
+
+def _check_count(max_tokens: Any) -> None:
     if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
         raise InvalidArgument(f"max_tokens must be a whole number, at least 1; got {max_tokens!r}")
 
 
 def _opened(model: Any, tokenizer: Any) -> tuple[Any, Any, Path | None, str]:
     """The model, its tokenizer, its folder and what to call it."""
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges import local
 
     if model is None or isinstance(model, str | Path):
-        folder = demo_model_path() if model is None else Path(model)
-        title = "all-MiniLM-L6-v2" if model is None else folder.resolve().name
-        loaded, own = load(folder)
-        return loaded, tokenizer or own, folder, title
+        folder = local.demo_model_path() if model is None else local.find_model(model)
+        loaded, own = local.load(folder)
+        return loaded, tokenizer or own, folder, local.title_of(folder)
     if tokenizer is None or not hasattr(model, "main_input_name"):
         raise InvalidArgument(
-            f"model must be a Hugging Face folder, or a transformers model with tokenizer=...; got {type(model).__name__}"
+            "model must be a Hugging Face folder, the name of a model in the local cache, or a transformers model with tokenizer=...; got "
+            f"{type(model).__name__}"
         )
     name = Path(str(getattr(model.config, "_name_or_path", "") or type(model).__name__)).name
     return model, tokenizer, None, name
