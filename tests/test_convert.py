@@ -330,7 +330,7 @@ def test_where_it_breaks():
     whole = convert.breaking_point(bert(), BATCHES, threshold=-1.0, rank=2)
     assert (whole.layers, len(whole.runs)) == (3, 3)
     assert [len(run.layers) for run in whole.runs] == [1, 2, 3]
-    assert str(found).startswith("0 layers keep embeddings at 1")
+    assert str(found).startswith("0 layers converted: embeddings stay at 1")
     json.dumps(whole.to_dict(), allow_nan=False)
     ax = whole.plot()
     assert list(ax.get_lines()[0].get_ydata()) == list(whole.agreements)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from heedful._plot import axes
+from heedful._text import quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,13 +101,13 @@ class Primalized:
         sequences, tokens = self.batch
         return "\n".join(
             [
-                f"{len(self.layers)} of the model's layers became primal; errors on held-out data (1: no better than a constant)",
+                f"{quantity(len(self.layers), 'layer')} of the model became primal; errors on held-out data (1: no better than a constant)",
                 "layer  heads  rank  least squares  no mixing  whole layer",
                 *rows,
-                f"embeddings agree to {self.agreement:.4f} (mean cosine of {len(self.cosines)} sequences, the lowest "
+                f"embeddings agree to {self.agreement:.4f} (mean cosine of {quantity(len(self.cosines), 'sequence')}, the lowest "
                 f"{min(self.cosines):.4f})",
                 f"with the best map of each token alone in place of these layers, not distilled: {self.control:.4f}",
-                f"one call ({sequences} x {tokens} tokens): {1e3 * self.latency_before:.1f} ms before, "
+                f"one call ({sequences} x {quantity(tokens, 'token')}): {1e3 * self.latency_before:.1f} ms before, "
                 f"{1e3 * self.latency_after:.1f} ms after",
             ]
         )
@@ -154,4 +155,4 @@ class BreakingPoint:
 
     def __str__(self) -> str:
         told = ", ".join(f"{at} {one:.3f}" for at, one in enumerate(self.agreements, 1))
-        return f"{self.layers} layers keep embeddings at {self.threshold:g} (mean cosine by converted layers: {told})"
+        return f"{quantity(self.layers, 'layer')} converted: embeddings stay at {self.threshold:g} or more (mean cosine by number of layers: {told})"

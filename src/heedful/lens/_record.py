@@ -12,6 +12,7 @@ from torch import Tensor
 from heedful._attend import attend
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful._plot import axes, whole_ticks
+from heedful._text import quantity
 from heedful.bridges._calls import joined
 from heedful.kernels import Kernel
 
@@ -196,6 +197,6 @@ class LayerRecord:
         return ax
 
     def __repr__(self) -> str:
-        sizes = f"{self.batch} x {self.heads} heads x {self.queries_len} x {self.keys_len}"
+        sizes = f"{self.batch} x {quantity(self.heads, 'head')} x {self.queries_len} x {self.keys_len}"
         kind = f"{self.kind}{', causal' if self.causal else ''}"
         return f"LayerRecord({self.index}, {self.name}, {kind}, {sizes})"

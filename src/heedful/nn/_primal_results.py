@@ -10,6 +10,7 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._text import quantity
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,7 +37,7 @@ class PrimalScores:
 
     def __repr__(self) -> str:
         batch, heads, length, rank = self.e.shape
-        return f"PrimalScores({batch} x {length} tokens, {heads} heads, {rank} components)"
+        return f"PrimalScores({batch} x {quantity(length, 'token')}, {quantity(heads, 'head')}, {quantity(rank, 'component')})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,4 +62,4 @@ class PrimalDual:
     def __repr__(self) -> str:
         batch, heads, length, rank = self.h_e.shape
         worst = torch.stack((self.residual_e, self.residual_r)).max().item()
-        return f"PrimalDual({batch} x {length} tokens, {heads} heads, {rank} components, relative residual up to {worst:.2g})"
+        return f"PrimalDual({batch} x {quantity(length, 'token')}, {quantity(heads, 'head')}, {quantity(rank, 'component')}, relative residual up to {worst:.2g})"

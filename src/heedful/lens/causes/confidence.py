@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
+from heedful._text import quantity
 from heedful.lens.causes.record import Tests
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def judge(pag: PAG) -> Trust:
     """Reads a graph's own record for reasons not to trust it."""
     pairs = pag.n * (pag.n - 1) // 2
     if pairs == 0:
-        return Trust("none", (f"A graph of {pag.n} node{'s' * (pag.n != 1)} has no pairs to test.",))
+        return Trust("none", (f"A graph of {quantity(pag.n, 'node')} has no pairs to test.",))
     edges = len(pag.edges())
     void: list[str] = []
     doubts = list(pag.notes)

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from heedful._plot import axes
+from heedful._text import quantity
 from heedful.lens.causes.paths import ARROW, CIRCLE, TAIL
 
 if TYPE_CHECKING:
@@ -326,7 +327,10 @@ def svg(pag: PAG, highlight: Collection[int] = (), target: int | None = None, la
             f'width="{column - EDGE:.1f}" height="{box.height:.1f}" rx="4"/><text x="{column - 6:.1f}" '
             f'y="{box.middle:.1f}" dy=".34em" text-anchor="end">{escape(box.label)}</text></g>'
         )
-    told = escape(label or f"Graph over {len(drawn.boxes)} tokens with {len(drawn.arcs) + drawn.undrawn} edges")
+    told = escape(
+        label
+        or f"Graph over {quantity(len(drawn.boxes), 'token')} with {quantity(len(drawn.arcs) + drawn.undrawn, 'edge')}"
+    )
     return (
         f'<svg class="causes-graph" style="--pale:{drawn.paleness:.2f}" viewBox="0 0 {drawn.width:.0f} {drawn.height:.0f}" role="img" aria-label="{told}" '
         f'width="{drawn.width:.0f}" data-column="{column:.1f}">{"".join(parts)}<g class="picked-marks"></g></svg>'

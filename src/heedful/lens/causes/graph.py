@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
+from heedful._text import quantity
 from heedful.lens.causes import exports
 from heedful.lens.causes.confidence import Trust, confidences, judge, structure_confidence
 from heedful.lens.causes.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits, mask_of, reachable_sets
@@ -354,7 +355,7 @@ class PAG:
             for name, value in (("learner", self.learner), ("alpha", self.alpha), ("samples", self.samples))
             if value
         )
-        return f"PAG({self.n} nodes, {len(edges)} edges{', ' + how if how else ''}: {shown or 'none'})"
+        return f"PAG({quantity(self.n, 'node')}, {quantity(len(edges), 'edge')}{', ' + how if how else ''}: {shown or 'none'})"
 
     def _node(self, at: int) -> int:
         if not 0 <= at < self.n:

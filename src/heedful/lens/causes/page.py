@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
+from heedful._text import quantity
 from heedful.lens.causes import draw
 from heedful.lens.causes.telling import PUNCTUATION, after, by_reason, headline, methods, shown, told
 from heedful.lens.sections import Section, html_table, readable
@@ -210,9 +211,9 @@ def _figure(found: Explanation) -> str:
     notes = ["Pick a word to see its edges alone."]
     if pale or drawn.undrawn:
         notes.append(
-            f"{drawn.strong} edges around the answer and the set are strong, {pale + drawn.undrawn} others pale."
+            f"{quantity(drawn.strong, 'edge')} at the answer and the set in full colour, {pale + drawn.undrawn} more in pale."
         )
-    label = f"Causal graph of layer {found.layer}{head}: {pag.n} words and {len(pag.edges())} edges, listed below"
+    label = f"Causal graph of layer {found.layer}{head}: {quantity(pag.n, 'word')} and {quantity(len(pag.edges()), 'edge')}, listed below"
     picture = draw.svg(pag, found.indices, found.target_node, label)
     return (
         f"<figure><h3>The graph of layer {found.layer}{head}</h3>{picture}{draw.key()}"
@@ -257,7 +258,7 @@ def _edges(found: Explanation) -> str:
     sure = found.pag.edge_confidence()
     rows = [[str(edge), f"{sure[edge.a, edge.b]:.2f}"] for edge in edges]
     table = html_table(["edge", "confidence"], rows, "The least confidence among the tests of the pair")
-    return f'<details class="long sortable"><summary>All {len(edges)} edges of the graph in letters</summary>{table}</details>'
+    return f'<details class="long sortable"><summary>{quantity(len(edges), "edge")} of the graph in letters</summary>{table}</details>'
 
 
 def html_of(found: Explanation) -> str:

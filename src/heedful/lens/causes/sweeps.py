@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._text import quantity
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.graph import ARROW, NONE, PAG
 from heedful.lens.observation import Observation
@@ -83,7 +84,7 @@ class Stability:
 
     def __repr__(self) -> str:
         told = ", ".join(f"{kind} {value:.2f} of {len(self.settings[kind])}" for kind, value in self.agreement.items())
-        return f"Stability({len(self.names)} nodes; agreement by {told})"
+        return f"Stability({quantity(len(self.names), 'node')}; agreement by {told})"
 
 
 def stability(

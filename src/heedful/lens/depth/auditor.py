@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument
+from heedful._text import quantity
 from heedful.bridges import configs
 from heedful.lens.depth.known import CONFIGS, peers
 from heedful.lens.depth.law import LAWS, Law, find_law
-from heedful.lens.depth.plans import folded, notes, some
+from heedful.lens.depth.plans import folded, notes
 from heedful.lens.depth.shape import Shape
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Audit:
         least, most = (f"{self.peers[name][0]} layers ({name})" for name in (names[0], names[-1]))
         ends = least if depths[0] == depths[-1] else f"from {least} to {most}"
         told = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
-        return f"{some(len(depths), 'public model')} of its size, {ends}: {told}"
+        return f"{quantity(len(depths), 'public model')} of its size, {ends}: {told}"
 
     def _among_laws(self) -> str:
         if self.span is None:
@@ -110,7 +111,7 @@ class Audit:
         # Of a model all parameters are counted, its matrices by sizes.
         rough = "about " if self.exact and shape.family not in configs.FAMILIES else ""
         lines = folded(
-            f"{self.name}: {some(shape.layers, 'layer')} x {shape.width}",
+            f"{self.name}: {quantity(shape.layers, 'layer')} x {shape.width}",
             *self.place,
             f"verdict by {self.law.name} alone: {self.verdict}",
             f"for width {shape.width} the law ({self.law.name}) says {depth_told(self.depth_star, self.sigma)}",

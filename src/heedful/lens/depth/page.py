@@ -8,8 +8,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import HeedfulError, Unsupported
+from heedful._text import quantity
 from heedful.lens.depth.auditor import Audit, audit, depth_told
-from heedful.lens.depth.plans import some
 from heedful.lens.depth.shape import FLAGS
 from heedful.lens.depth.skipping import Usefulness, skip_layers
 
@@ -92,7 +92,7 @@ def section(subject: Subject) -> Section:
 def _plain(found: Audit) -> str:
     """The section in one sentence."""
     depths = [layers for layers, _ in found.peers.values()]
-    told = f"The {found.shape.part or 'model'} has {some(found.shape.layers, 'layer')} of width {found.shape.width}"
+    told = f"The {found.shape.part or 'model'} has {quantity(found.shape.layers, 'layer')} of width {found.shape.width}"
     if depths:
         least, most = min(depths), max(depths)
         told += f"; public models of its size have {least if least == most else f'{least} to {most}'}"
@@ -127,7 +127,7 @@ def _sentence(text: str) -> str:
 def _layers(found: Audit) -> str:
     """The layers that the verdict is on; of an encoder and a decoder, which."""
     part = found.shape.part
-    return (f"the {part} alone, " if part else "") + some(found.shape.layers, "layer")
+    return (f"the {part} alone, " if part else "") + quantity(found.shape.layers, "layer")
 
 
 def _facts(found: Audit, rank: int | None) -> list[list[object]]:

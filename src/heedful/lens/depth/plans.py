@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from heedful._text import quantity
 from heedful.bridges import configs
 from heedful.lens.depth.law import Law
 from heedful.lens.depth.shape import FLAGS, Shape
@@ -27,14 +28,6 @@ def notes(flags: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
 def folded(*lines: str) -> list[str]:
     """Lines of 80 columns at most."""
     return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
-
-
-def some(count: int, thing: str) -> str:
-    """
-    >>> some(1, "layer"), some(2, "layer")
-    ('1 layer', '2 layers')
-    """
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def distance_told(sigma: float | None, distance: float) -> str:
@@ -158,7 +151,7 @@ class Plan:
         band = "" if self.sigma is None else f" ± {self.sigma:.1f}"
         lines = [
             *folded(
-                f"{some(shape.layers, 'layer')} x {shape.width}: {some(shape.heads, 'head')} of {shape.head_dim}, "
+                f"{quantity(shape.layers, 'layer')} x {shape.width}: {quantity(shape.heads, 'head')} of {shape.head_dim}, "
                 f"feed-forward {shape.ffn}" + (" (gated)" if shape.gated else ""),
                 f"the law ({self.law.name}) says {self.depth_star:.1f}{band} layers of {self.width_star:.0f}",
             ),
@@ -183,4 +176,6 @@ class Plan:
         return "\n".join(lines + notes(self.flags, self.notes))
 
     def __repr__(self) -> str:
-        return f"Plan({self.layers} x {self.width}, {some(self.heads, 'head')}, {self.shape.layer_params:,} in layers)"
+        return (
+            f"Plan({self.layers} x {self.width}, {quantity(self.heads, 'head')}, {self.shape.layer_params:,} in layers)"
+        )

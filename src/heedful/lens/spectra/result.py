@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._text import quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -214,8 +215,7 @@ class Spectrum:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        count = len(self)
-        return f"Spectrum({', '.join(self.names)}: {count} {'matrix' if count == 1 else 'matrices'})"
+        return f"Spectrum({', '.join(self.names)}: {quantity(len(self), 'matrix', 'matrices')})"
 
 
 def mean_curve(found: Spectrum) -> list[float]:
