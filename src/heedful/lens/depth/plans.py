@@ -14,7 +14,7 @@ from heedful.lens.depth.shape import FLAGS, Shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Choice", "Plan", "distance_told", "folded", "notes", "some"]
+__all__ = ["Choice", "Plan", "distance_told", "folded", "notes"]
 
 LATENCY = "Depth runs layer after layer: at equal size a deeper model answers later and trains slower per step."
 
