@@ -146,7 +146,7 @@ def test_doctor_as_json(run):
     told = json.loads(out)
     assert told["heedful"] == heedful.__version__
     extras = {package["extra"] for package in told["packages"]}
-    named = {"hf", "train", "tables", "transport", "ranking", "web", "demo", "archive", "graphs", "gguf", "plot"}
+    named = {"hf", "train", "tables", "demo", "archive", "graphs", "gguf", "plot"}
     assert extras == {None, *named}
     for package in told["packages"]:
         assert (package["version"] is None) == (package["remedy"] is not None)
@@ -168,7 +168,7 @@ def test_doctor_reports_an_implementation_that_breaks(monkeypatch):
 
 
 def test_doctor_names_the_command_that_installs():
-    assert Package("pot", ">=0.9", None, "transport").remedy == "pip install 'heedful[transport]'"
+    assert Package("pandas", ">=2", None, "tables").remedy == "pip install 'heedful[tables]'"
     assert Package("torch", ">=2.11", None, None).remedy == "pip install 'torch>=2.11'"
     assert Package("torch", ">=2.11", "2.13.0", None).remedy is None
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,7 +216,7 @@ NEEDS = [
     (("explain", "demo", "A text."), "transformers", "hf"),
     (("explain", "demo", "A text.", "--plot", "a.png"), "matplotlib", "plot"),
     (("discover", "covariance.csv", "-n", "100", "--plot", "a.png"), "matplotlib", "plot"),
-    (("predict", "m", "series.npz"), "sklearn", "tables"),
+    (("predict", "saved", "series.npz"), "sklearn", "tables"),
     (("fit", "series.npz", "--out", "m", "--epochs", "1"), "sklearn", "tables"),
     (("fit", "series.npz", "--out", "m", "--epochs", "1"), "pytorch_lightning", "train"),
 ]
@@ -265,6 +268,8 @@ def without(calls):
 
 
 def test_a_missing_extra_is_named(run):
+    Path("saved").mkdir()
+    Path("saved/config.json").write_text("{}")
     outcomes = without([(arguments, [hidden]) for arguments, hidden, _ in NEEDS])
     for (arguments, _, extra), (code, out, err) in zip(NEEDS, outcomes, strict=True):
         assert (code, out) == (2, ""), (arguments, err)
@@ -276,3 +281,42 @@ def test_the_base_runs_without_extras(run):
     for arguments, (code, out, err) in zip(BASE, without([(each, EXTRAS) for each in BASE]), strict=True):
         assert (code, err) == (0, ""), (arguments, err)
         assert out
+
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+# Distributions whose modules have other names.
+MODULES = {"scikit-learn": "sklearn", "causal-learn": "causallearn"}
+
+
+def test_extras_hold_what_is_used():
+    extras = {name: set(wanted) for name, wanted in PROJECT["optional-dependencies"].items()}
+    (every,) = extras.pop("all")
+    users = {name: wanted for name, wanted in extras.items() if name not in ("docs", "dev")}
+    assert every == f"heedful[{','.join(users)}]"
+    root = Path(__file__).parents[1]
+    text = "\n".join(path.read_text() for folder in ("src", "experiments") for path in (root / folder).rglob("*.py"))
+    tests = "\n".join(path.read_text() for path in (root / "tests").glob("*.py") if path.name != Path(__file__).name)
+    for name, wanted in users.items():
+        for requirement in wanted:
+            package = re.split(r"[<>=;\[ ]", requirement)[0]
+            module = MODULES.get(package, package.replace("-", "_"))
+            used = text if name != "gguf" else text + tests
+            assert re.search(rf"\b{module}\b", used), f"the extra {name} installs {package}, which nothing uses"
+    raised = set(re.findall(r'MissingExtra\([^)]*"(\w+)"\)', text))
+    assert raised
+    assert raised <= set(users)
+
+
+def test_metadata_says_which_versions():
+    versions = [one for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", one)]
+    assert versions == [f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)]
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert PROJECT["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13])
+def test_the_source_is_read_by_every_version(minor):
+    source = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+    assert len(source) > 100
+    for path in source:
+        assert ast.parse(path.read_text(), str(path), feature_version=(3, minor))
