@@ -16,7 +16,7 @@ import torch
 
 import heedful
 from heedful import InvalidArgument, Unsupported
-from heedful.lens import LookResult, ModelFacts, Section, Subject, attention, sections, summarize
+from heedful.lens import Finding, LookResult, ModelFacts, Section, Subject, attention, sections, summarize
 from heedful.lens._record import LayerRecord, Tokens
 from heedful.lens.maps import section as drawing
 from heedful.lens.observation import Observation
@@ -128,8 +128,8 @@ def test_the_section_says_what_summarize_says():
     assert f"Entropy {head.entropy:.2f} nats" in told
     assert f"distance {head.distance:.1f} tokens" in told
     assert (int(tiles["head-1-2"]["data-query"]), int(tiles["head-1-2"]["data-key"])) == (
-        head.farther.query,
-        head.farther.key,
+        head.strongest.query,
+        head.strongest.key,
     )
 
 
@@ -262,6 +262,46 @@ def test_a_lens_that_does_not_apply_gives_its_reason(page):
     data = result_of(section_of(softmax())).to_dict()
     assert data["not_applicable"] == {"symmetry": "it needs <weights>"}
     assert set(data["sections"]) == {"attention", "depth"}
+
+
+def test_the_report_opens_with_findings_and_ends_with_the_model():
+    result = result_of(section_of(softmax(n=9)), list("abcdefghi"))
+    found = [
+        Finding(f"finding {at} <b>", f"caveat {at}", evidence)
+        for at, evidence in enumerate(("attention", "strongest-pairs", "depth", "depth", "depth", "depth"))
+    ]
+    sections = {**result.sections, "attention": replace(result.sections["attention"], findings=tuple(found))}
+    result = replace(result, sections=sections)
+    assert list(result.findings) == found[:5]
+    assert result.to_dict()["findings"][1] == {
+        "text": "finding 1 <b>", "caveat": "caveat 1", "evidence": "strongest-pairs",
+    }  # fmt: skip
+    page = result.html()
+    tree = Tree(page)
+    ids = {attrs["id"] for _, attrs in tree.found if "id" in attrs}
+    links = [attrs["href"] for attrs in tree.all("a") if attrs.get("href", "").startswith("#")]
+    assert {link[1:] for link in links} <= ids
+    places = [page.index(word) for word in ("finding 0 &lt;b&gt;", "caveat 0", "Attention maps</h2>", "float32")]
+    assert places == sorted(places)
+    told = str(result)
+    places = [
+        told.index(word)
+        for word in ("1. finding 0", "Note: caveat 0", "Attention maps\n", "For researchers", "float32")
+    ]
+    assert places == sorted(places)
+
+
+def test_plain_lines_fill_up_what_findings_leave():
+    sections = {
+        name: Section(name.capitalize(), "summary", {}, "<p></p>", plain=f"Plain {name}.")
+        for name in ("spectrum", "symmetry", "depth")
+    }
+    result = replace(result_of(section_of(softmax())), sections=sections)
+    assert [(one.text, one.evidence) for one in result.findings] == [
+        ("Plain spectrum.", "spectrum"), ("Plain symmetry.", "symmetry"), ("Plain depth.", "depth"),
+    ]  # fmt: skip
+    research = result.html().split('id="research"')[1].split("</section>")[0]
+    assert all(one in research for one in ("Plain spectrum.", "Plain symmetry.", "Plain depth."))
 
 
 def test_hostile_tokens_stay_text():

@@ -62,7 +62,20 @@ def test_every_head_is_painted_and_nothing_else_is_asked_for(page, demo):
     assert page.run("return document.title") == "all-MiniLM-L6-v2: what it looks at"
     assert demo[1].stat().st_size < 1_000_000
     headings = page.run("return [...document.querySelectorAll('h2')].map(one => one.textContent)")
-    assert headings == ["Overview", *(s if isinstance(s, str) else s.title for s in demo[0].sections.values())]
+    titles = [one.title for one in demo[0].sections.values()]
+    assert headings == ["Findings", *titles[:3], "For researchers", *titles[3:], "The model and the text"]
+
+
+@with_demo
+def test_findings_lead_to_their_evidence(page, demo):
+    links = page.run("return [...document.querySelectorAll('.findings a')].map(one => one.hash)")
+    assert links == ["#pronouns", "#pronouns", "#attention", "#strongest-pairs", "#causes"]
+    assert page.run("return document.querySelectorAll('.findings .note').length") == 5
+    # The first head that sends "it" to "animal" opens its map there.
+    page.click("#pronouns tbody a")
+    page.wait(OPEN)
+    assert page.run(f"return {TITLE}") == "Layer 3, head 1"
+    assert page.run(f"return {READING}").startswith("it \u2192 animal")
 
 
 @with_demo

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 import torch
 from torch import Tensor
@@ -208,7 +209,7 @@ def summarize(
     - `first`: $a_{i0}$; `special`: $\sum_{j \in S} a_{ij}$ over the special tokens S; `itself`: $a_{ii}$;
     - `previous`, `next`: $a_{i,i-1}$ and $a_{i,i+1}$, over queries that have such a neighbour;
     - `strongest`: the largest $a_{ij}$ with $i \neq j$ and neither token special; None where all are zero. `farther`: the same, with
-      $|i - j| > 1$;
+      $|i - j| > 1$ and no punctuation, where many heads rest;
     - `tests`: what share goes to the previous token, the next, the token itself, the first, and special ones, with the share that random
       heads as sharp as this one give, and the threshold from which that is a role (`Role`). A text of a few tokens shows no roles.
 
@@ -309,7 +310,9 @@ def heads_of(
         "previous": _mean(previous, live & (at > 0)),
         "next": _mean(following, live & (at < n - 1)),
     }
-    strongest, farther = (_strongest(a * (step >= least), layer, tokens, special, first) for least in (1, 2))
+    marks = [mark or _is_punctuation(token) for mark, token in zip(special, tokens, strict=True)]
+    strongest = _strongest(a * (step > 0), layer, tokens, special, first)
+    farther = _strongest(a * (step > 1), layer, tokens, marks, first)
     tests = [measured(a, *keys).roles(name) for name, keys in position_tests(special, seen).items()]
     return tuple(
         HeadSummary(
@@ -327,6 +330,10 @@ def heads_of(
 def _mean(value: Tensor, where: Tensor) -> Tensor:
     """The mean of `[H, Q]` over the queries that count; zero where none does."""
     return (value * where).sum(dim=-1) / where.sum(dim=-1).clamp_min(1)
+
+
+def _is_punctuation(token: str) -> bool:
+    return bool(token) and all(category(sign)[0] == "P" for sign in token)
 
 
 def _strongest(

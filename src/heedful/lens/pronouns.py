@@ -335,6 +335,7 @@ def _html(one: Reference, *, told: bool) -> str:
     titles = f"<th>{escape(head[0])}</th>" + "".join(f"<th class=number>{escape(name)}</th>" for name in head[1:])
     label = escape(f"Heads that attend from {one.pronoun} to {one.word}")
     opening = f'<p class="reference">{escape(one.sentence())}</p>' if told else ""
+    opening += '<p class="note">Each row is a head; its name opens its map. The largest weights come first.</p>'
     return (
         f'{opening}<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption>{escape(_caption(one))}</caption>'
         f"<thead><tr>{titles}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"

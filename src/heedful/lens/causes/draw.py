@@ -2,7 +2,8 @@
 
 Tokens stand in a column in reading order, each in a box, edges are arcs at their right. A column needs no crossing search, keeps the
 text readable from top to bottom, has room for long words, and fits a telephone. Every arc leaves and arrives level, at a port of its
-own on the box, so that its end mark can be read; a box grows with its ports. Ports are ordered so that arcs of one token
+own, so that its end mark can be read. Boxes are all of one height, whatever the number of arcs, which is no measure of importance: where
+ports need more room they stand on a thin rail beside the box. Ports are ordered so that arcs of one token
 never cross one another. A dense graph shows the edges that matter strongly and the others as pale lines without marks.
 """
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "FILLS", "KEY", "Arc", "Box", "Layout", "fitting", "key", "layout", "look", "plot", "svg", "wide"]
 
-# Pixels: between ports, of a box without many of them, between boxes, around everything, of an end mark, of arcs.
+# Pixels: between ports, of a box, between boxes and rails, around everything, of an end mark, of arcs.
 PORT, ROW, GAP, EDGE, LEAD, REACH = 8.0, 20.0, 4.0, 6.0, 11.0, 250.0
 FONT = 12.5
 WIDEST = 164.0
@@ -43,7 +44,7 @@ FILLS = {"": ("raised", "line", "ink"), "chosen": ("warm", "ink", "ink"), "targe
 
 @dataclass(frozen=True)
 class Box:
-    """A token: its place among the nodes, its label, where its box begins and how high it is."""
+    """A token: its place among the nodes, its label, where its box and the rail of its ports begin and how high they are."""
 
     node: int
     label: str
@@ -51,6 +52,7 @@ class Box:
     top: float
     height: float
     role: str  # "", "target" or "chosen"
+    rail: tuple[float, float]
 
     @property
     def middle(self) -> float:
@@ -122,16 +124,18 @@ def layout(pag: PAG, highlight: Collection[int] = (), target: int | None = None)
     ports = _ports(count, strong)
     boxes, top = [], EDGE
     for node, name in enumerate(names):
-        height = max(ROW, _apart(ports[node]) * len(ports[node]) + 6)
+        room = max(ROW, _apart(ports[node]) * len(ports[node]) + 6)
         role = "chosen" if node in highlight else "target" if node == target else ""
-        boxes.append(Box(node, fitting(name, column - EDGE - 12), name, top, height, role))
-        top += height + GAP
+        label = fitting(name, column - EDGE - 12)
+        boxes.append(Box(node, label, name, top + (room - ROW) / 2, ROW, role, (top, room)))
+        top += room + GAP
     places = {(node, edge): boxes[node].middle + _apart(own) * (at - (len(own) - 1) / 2)
               for node, own in enumerate(ports) for at, edge in enumerate(own)}  # fmt: skip
     pale = _ports(count, set(drawn) - strong)
     for node, own in enumerate(pale):
         for at, edge in enumerate(own):
-            places[node, edge] = boxes[node].top + boxes[node].height * (at + 1) / (len(own) + 1)
+            start, room = boxes[node].rail
+            places[node, edge] = start + room * (at + 1) / (len(own) + 1)
     longest = max((places[b, (a, b)] - places[a, (a, b)] for a, b in drawn), default=1.0)
     arcs = []
     for a, b in sorted(drawn):
@@ -252,6 +256,8 @@ def plot(
         face, edge, text = (COLOURS[name] for name in FILLS[box.role])
         ax.add_patch(FancyBboxPatch((EDGE, box.top), drawn.column - EDGE, box.height,
                                     boxstyle="round,pad=0,rounding_size=4", fc=face, ec=edge, lw=0.8))  # fmt: skip
+        if box.rail[1] > box.height:
+            ax.plot([drawn.column] * 2, [box.rail[0], sum(box.rail)], color=edge, lw=0.8, zorder=1)
         # A dollar sign would begin mathematics.
         ax.text(
             drawn.column - 6, box.middle, box.label, ha="right", va="center", fontsize=8.5, color=text, parse_math=False
@@ -322,8 +328,13 @@ def svg(pag: PAG, highlight: Collection[int] = (), target: int | None = None, la
             parts.append(f'<g class="marks {arc.kind}" data-ends="{arc.a} {arc.b}">{shapes}</g>')
     for box in drawn.boxes:
         title = f"<title>{escape(box.name)}</title>" if box.label != box.name else ""
+        rail = (
+            f'<path class="rail" d="M{column:.1f} {box.rail[0]:.1f}v{box.rail[1]:.1f}"/>'
+            if box.rail[1] > box.height
+            else ""
+        )
         parts.append(
-            f'<g class="token {box.role}" data-node="{box.node}">{title}<rect x="{EDGE:.0f}" y="{box.top:.1f}" '
+            f'<g class="token {box.role}" data-node="{box.node}">{title}{rail}<rect x="{EDGE:.0f}" y="{box.top:.1f}" '
             f'width="{column - EDGE:.1f}" height="{box.height:.1f}" rx="4"/><text x="{column - 6:.1f}" '
             f'y="{box.middle:.1f}" dy=".34em" text-anchor="end">{escape(box.label)}</text></g>'
         )

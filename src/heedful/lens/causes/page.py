@@ -10,7 +10,7 @@ from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsuppo
 from heedful._text import quantity
 from heedful.lens.causes import draw
 from heedful.lens.causes.telling import PUNCTUATION, after, by_reason, headline, methods, shown, told
-from heedful.lens.sections import Section, html_table, readable
+from heedful.lens.sections import Finding, Section, html_table, readable
 
 if TYPE_CHECKING:
     from heedful.lens.causes.explanation import Explanation
@@ -23,6 +23,9 @@ TOKENS, CALLS = 64, 300
 # Parameters of a model that is opened a second time for its head.
 PARAMETERS = 500_000_000
 SETTLED = {"mask": "a mask", "drop": "nothing: the model no longer reads it", "pad": "padding"}
+CAVEAT = (
+    "Measured on this text alone, by one way of removing words; another way, or another text, may give other words."
+)
 CAVEATS = (
     "Taking words away is the evidence; the graph only proposes which. It shows how this model's attention ties its words "
     "together, not what causes what in the world.",
@@ -55,7 +58,17 @@ def section(subject: Subject) -> Section:
     data["pag"] = {name: value for name, value in data["pag"].items() if name not in ("tests", "sepsets")}
     html = fragment(found) + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     summary = "\n".join([told(found), *notes])
-    return Section("Causes", summary, data | {"notes": notes}, html, _own("causes.css"), _own("causes.js"), found)
+    finding = Finding(headline(found), CAVEAT, "causes")
+    return Section(
+        "Causes",
+        summary,
+        data | {"notes": notes},
+        html,
+        _own("causes.css"),
+        _own("causes.js"),
+        result=found,
+        findings=(finding,),
+    )
 
 
 def _own(name: str) -> str:

@@ -33,13 +33,21 @@ SIDE = 48
 
 @dataclass(frozen=True)
 class Tile:
-    """One head: a word, two short figures, a sentence for those who do not see the map, the cell to begin with."""
+    """One head: a word, two short figures, a sentence for those who do not see the map, the cell to begin with.
+
+    `words` are all words by which the head can be picked out; the one word where none are given.
+    """
 
     head: int
     word: str
     figures: tuple[str, str]
     sentence: str
     cell: tuple[int, int] = (0, 0)
+    words: tuple[str, ...] = ()
+
+    @property
+    def picked(self) -> tuple[str, ...]:
+        return self.words or (self.word,)
 
 
 @dataclass(frozen=True)
@@ -166,8 +174,11 @@ def script() -> str:
 def fragment(layers: Sequence[Layer], atlas: Atlas, notes: Iterable[str] = (), after: str = "") -> str:
     """The grid of maps with its legend and notes, then `after`, and what a click on a map needs."""
     packed, factor = atlas.pack()
-    scale = "each map on a scale of its own" if atlas.scale is None else "all maps on one scale"
-    told = [f"A row is a token that looks, a column a token looked at; {scale}, of square roots.", *notes]
+    scale = "for each map its own" if atlas.scale is None else "the same for all maps"
+    told = [
+        f"A row is a token that attends, a column a token it attends to; darker is more weight, on a square-root scale, {scale}.",
+        *notes,
+    ]
     if factor > 1:
         told.append(
             f"To keep this file small, a cell of an enlarged map is the largest weight of {factor} x {factor} tokens."
@@ -183,7 +194,7 @@ def fragment(layers: Sequence[Layer], atlas: Atlas, notes: Iterable[str] = (), a
 
 def _row(layer: Layer, pictures: Iterator[str]) -> str:
     cells = "".join(
-        f'<div role="gridcell"><button type="button" class="tile" id="head-{layer.index}-{one.head}" data-word="{escape(one.word)}" '
+        f'<div role="gridcell"><button type="button" class="tile" id="head-{layer.index}-{one.head}" data-words="{escape("|".join(one.picked))}" '
         f'data-query="{one.cell[0]}" data-key="{one.cell[1]}" aria-label="{escape(one.sentence)}" title="{escape(one.sentence)}">'
         f'<span class="picture"><img src="{picture}" alt="" width="96" height="96" class="ramp"></span>'
         f'<span class="line"><b>{one.head}</b><span class="word {_slug(one.word)}">{escape(_brief(one.word))}</span></span>'
@@ -206,7 +217,7 @@ def _slug(word: str) -> str:
 
 
 def _legend(layers: Sequence[Layer], atlas: Atlas) -> str:
-    words = Counter(tile.word for layer in layers for tile in layer.tiles)
+    words = Counter(word for layer in layers for tile in layer.tiles for word in tile.picked)
     chips = "".join(
         f'<li data-word="{escape(word)}"><span class="word {_slug(word)}">{escape(word)}</span> <b>{number}</b></li>'
         for word, number in words.most_common()

@@ -66,7 +66,7 @@
       const on = button.getAttribute("aria-pressed") === "true";
       document.querySelectorAll(".words button").forEach((other) => other.setAttribute("aria-pressed", "false"));
       button.setAttribute("aria-pressed", String(!on));
-      heads.forEach(({ tile }) => tile.classList.toggle("aside", !on && tile.dataset.word !== item.dataset.word));
+      heads.forEach(({ tile }) => tile.classList.toggle("aside", !on && !tile.dataset.words.split("|").includes(item.dataset.word)));
     });
   });
 

@@ -215,10 +215,9 @@ def _tile(head: HeadSummary | HeadRange) -> Tile:
         f"{roles}. Entropy {head.entropy:.2f} nats, {head.normalized_entropy:.0%} of the highest; mean distance "
         f"{head.distance:.1f} tokens"
     )
-    shown = head.farther or head.strongest
-    cell = (shown.query, shown.key) if shown else (0, 0)
+    cell = (head.strongest.query, head.strongest.key) if head.strongest else (0, 0)
     figures = (f"spread {head.normalized_entropy:.0%}", f"{head.distance:.1f} away")
-    return Tile(head.head, head.focus, figures, start + sentence, cell)
+    return Tile(head.head, head.focus, figures, start + sentence, cell, tuple(role.name for role in head.roles))
 
 
 WORDS = {"broad": "broad: attends nearly evenly to all tokens", UNNAMED: "no role that a test can name"}
@@ -266,20 +265,13 @@ def _pairs_html(pairs: Sequence[TokenPair]) -> str:
 
 
 TABLE = (
-    "Role: the tests that the head passes, with the share of attention and what a head that attends to random places gives. Entropy in nats, "
-    "distance in tokens, then the share of attention on each, and the strongest pair of words that are not neighbours"
+    "Roles with their share of attention and, in brackets, that of random heads. Entropy in nats, distance in tokens, then the share of "
+    "attention on each, and the strongest pair of words that are not neighbours"
 )
 
 
-def _role(head: HeadSummary) -> list[str]:
-    """Three cells: the names, the scores and the chances of the roles that a head has."""
-    if not head.roles:
-        return [head.focus, "", ""]
-    return [
-        ", ".join(role.name for role in head.roles),
-        ", ".join(f"{role.score:.2f}" for role in head.roles),
-        ", ".join(f"{role.chance:.2f}" for role in head.roles),
-    ]
+def _role(head: HeadSummary) -> str:
+    return ", ".join(f"{role.name}: {role.score:.2f} ({role.chance:.2f})" for role in head.roles) or head.focus
 
 
 def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> str:
@@ -290,9 +282,7 @@ def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> st
         head = [
             "layer",
             "head",
-            "role",
-            "share",
-            "chance",
+            "role: share (chance)",
             "entropy",
             "of highest",
             "distance",
@@ -300,7 +290,7 @@ def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> st
             "strongest pair",
         ]
         rows = [
-            [one.layer, one.head, *_role(one)]
+            [one.layer, one.head, _role(one)]
             + [f"{one.entropy:.3f}", f"{one.normalized_entropy:.0%}", f"{one.distance:.2f}"]
             + [f"{getattr(one, name):.3f}" for name in shares]
             + [_cut(str(one.farther or ""), 40)]
