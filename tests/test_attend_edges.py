@@ -384,6 +384,9 @@ def test_kernels_add_up():
     kernels = [Softmax(), Relu(), Sigmoid()]
     total = attend(query, key, value, kernel=sum(kernels))
     torch.testing.assert_close(total, sum(attend(query, key, value, kernel=kernel) for kernel in kernels))
+    bias = torch.randn(19, 19, dtype=torch.float64)
+    parts = [attend(query, key, value, bias, kernel=kernel) for kernel in (*kernels, FeatureMap("elu"))]
+    torch.testing.assert_close(attend(query, key, value, bias, kernel=sum(kernels) + FeatureMap("elu")), sum(parts))
     torch.testing.assert_close(
         attend(query, key, value, kernel=0.5 * Softmax(), scale=0.3),
         0.5 * attend(query, key, value, scale=0.3),
