@@ -54,7 +54,11 @@ def test_a_pronoun_and_the_word_it_attends_to():
 def test_words_that_are_no_candidates():
     assert references(*run("It was too late for the train")) == ()
     assert references(*run("the cat saw a dog")) == ()
-    # A pronoun before it is no word to stand for.
+    # The word right before is attended to for being there.
+    assert references(*run("the dog saw her"))[0].word == "dog"
+    assert references(*run("They told her")) == ()
+    assert references(*run("the car said it\u2019s fast"))[0].pronoun == "it\u2019s"
+    # A pronoun is no word to stand for.
     assert references(*run("She said that it was not"))[0].word == "said"
     assert [one.pronoun for one in references(*run("Anna saw Tom and she called him"))] == ["she", "him"]
 

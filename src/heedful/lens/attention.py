@@ -83,8 +83,9 @@ class HeadSummary:
         return self.normalized_entropy if self.focus == "broad" else 0.0
 
     def tested(self, more: Sequence[Role]) -> HeadSummary:
-        """The same head with more tests."""
-        return replace(self, tests=(*self.tests, *more))
+        """The same head with other tests; those of the same name take the place of its own."""
+        names = {role.name for role in more}
+        return replace(self, tests=(*(role for role in self.tests if role.name not in names), *more))
 
     def __str__(self) -> str:
         told = "; ".join(map(str, self.roles)) or self.focus

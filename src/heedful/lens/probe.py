@@ -14,7 +14,7 @@ from heedful.bridges import answers
 from heedful.bridges.words import segments
 from heedful.lens._english import ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION
 from heedful.lens.observation import Observation, observe
-from heedful.lens.roles import Role, Tally, measured
+from heedful.lens.roles import Role, Tally, measured, position_tests
 
 __all__ = ["SENTENCES", "Probed", "probe"]
 
@@ -38,8 +38,8 @@ BACK = {"article to noun": "noun to article", "verb to object": "object to verb"
 CLASSES = (ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION)
 # Fewer sentences than these that the tokenizer knows are no test.
 ENOUGH = 6
-# Random tokens in a row, which then come again.
-REPEATED = 24
+# Random tokens in chunks of so many, and the most chunks; then all chunks again in another order.
+CHUNK, CHUNKS = 4, 6
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,29 @@ class Probed:
 def probe(model: Any, tokenizer: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> Probed:
     """Runs a model on sentences whose links between words are known, and on random tokens that come twice.
 
-    English sentences show links between words (article and noun, verb and object, pronoun and noun) and within a class of words; random tokens
-    show duplicates and, in decoders, induction: at the second `x` of `x y ... x`, attending to `y` (Olsson et al. 2022).
+    English sentences show where heads attend by place, along links between words (article and noun, verb and object, pronoun and noun), and
+    within a class of words; random tokens show duplicates and, in decoders, induction: at the second `x` of `x y ... x`, attending to `y` (Olsson et al. 2022).
 
     >>> from heedful.bridges.local import demo_model_path, load
     >>> found = probe(*load(demo_model_path()))
     >>> [role.name for role in found.layers[2][8] if role.passed]
-    ['article to noun']
+    ['article to noun', 'next token']
     """
     tallies: dict[tuple[int, str], Tally] = {}
     notes = []
     known = [one for one in SENTENCES if _known(model, tokenizer, one[0])]
     if len(known) < ENOUGH:
-        notes.append("Links between words were not tested: the tokenizer does not know the English test sentences.")
+        notes.append("Links between words were not tested: the model cannot read the English test sentences.")
         known = []
     for done, (text, *links) in enumerate(known):
         progress(done, len(known) + 1)
         reading = answers.read_text(model, tokenizer, text)
         inputs = {name: value.to(model.device) for name, value in tokenizer(text, return_tensors="pt").items()}
-        _tally(tallies, _seen(model, inputs), _word_tests(reading, links), reading.special)
-    ids, length = _repeated(model, tokenizer)
-    if length:
+        _tally(tallies, _seen(model, inputs), _word_tests(reading, links), reading.special, positions=True)
+    ids, earlier = _repeated(model, tokenizer)
+    if earlier:
         inputs = {"input_ids": ids[None].to(model.device)}
-        ordinary = [False] * len(ids)
-        _tally(tallies, _seen(model, inputs), _repeat_tests(len(ids), length), ordinary)
+        _tally(tallies, _seen(model, inputs), _repeat_tests(earlier), [False] * len(ids))
     else:
         notes.append("Duplicates and induction were not tested: the vocabulary or the model's limit is too small.")
     return Probed(_by_layer(tallies), tuple(notes))
@@ -103,6 +102,8 @@ def _tally(
     observation: Observation,
     tests: Mapping[str, Tensor],
     special: Sequence[bool],
+    *,
+    positions: bool = False,
 ) -> None:
     n = len(special)
     words = ~torch.tensor(special)
@@ -110,14 +111,14 @@ def _tally(
         if record.kind == "cross" or (record.queries_len, record.keys_len) != (n, n):
             continue
         weights = record.weights_of(sequence=0).detach().cpu()
-        among = words & words[:, None] & ~torch.eye(n, dtype=torch.bool)
+        visible = torch.ones(n, n, dtype=torch.bool)
         if record.mask is not None:
-            among = among & record.mask[0].any(0).expand(n, n).cpu()
-        for name, wanted in tests.items():
-            if name == "induction" and not record.causal:
-                continue
-            one = measured(weights, wanted, among)
-            key = record.index, name
+            visible = record.mask[0].any(0).expand(n, n).cpu()
+        among = visible & words & words[:, None] & ~torch.eye(n, dtype=torch.bool)
+        keys = {name: (wanted, among) for name, wanted in tests.items() if record.causal or name != "induction"}
+        keys |= position_tests(special, visible) if positions else {}
+        for name, both in keys.items():
+            one, key = measured(weights, *both), (record.index, name)
             tallies[key] = tallies[key] + one if key in tallies else one
 
 
@@ -142,20 +143,39 @@ def _within(reading: answers.Reading, start: int, end: int) -> list[int]:
     return [at for at, span in enumerate(reading.spans) if span and start < span[1] and span[0] < end]
 
 
-def _repeated(model: Any, tokenizer: Any) -> tuple[Tensor, int]:
-    """Random tokens twice in a row, and how many they are; 0 where there are too few to choose from."""
+def _repeated(model: Any, tokenizer: Any) -> tuple[Tensor, list[int]]:
+    """Random tokens twice, and for each of the second half its place in the first; none where there are too few to choose from."""
     size = min(len(tokenizer), model.get_input_embeddings().weight.shape[0])
     ordinary = torch.tensor(sorted(set(range(size)) - set(tokenizer.all_special_ids)))
-    limit = answers._limit(model, tokenizer)
-    length = min(REPEATED, len(ordinary), limit // 2)
-    chosen = ordinary[torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))[:length]]
-    return chosen.repeat(2), length if length >= ENOUGH else 0
+    limit = answers.limit_of(model, tokenizer)
+    earlier = _order(min(CHUNKS, len(ordinary) // CHUNK, limit // (2 * CHUNK)))
+    chosen = ordinary[torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))[: len(earlier)]]
+    return torch.cat((chosen, chosen[earlier])) if earlier else chosen, earlier
 
 
-def _repeat_tests(n: int, length: int) -> dict[str, Tensor]:
-    step = torch.arange(n)[None] - torch.arange(n)[:, None]
-    second = torch.arange(n)[:, None] >= length
-    return {"duplicate token": step.abs() == length, "induction": second & (step == 1 - length)}
+def _order(chunks: int) -> list[int]:
+    """Where in the first half each token of the second half stands: chunks from the middle and the beginning in turn.
+
+    No two chunks have moved by the same number of places, so that a head which attends a fixed number of places back finds one of them alone.
+
+    >>> _order(3)
+    [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, 10, 11]
+    """
+    if chunks < 3:
+        return []
+    turns = [at // 2 if at % 2 else chunks // 2 + at // 2 for at in range(chunks)]
+    return [CHUNK * chunk + at for chunk in turns for at in range(CHUNK)]
+
+
+def _repeat_tests(earlier: Sequence[int]) -> dict[str, Tensor]:
+    """Duplicates: from each token to its other place. Induction: from its second place to what followed the first, which comes next."""
+    half = len(earlier)
+    same, after = (torch.zeros(2 * half, 2 * half, dtype=torch.bool) for _ in range(2))
+    for at, place in enumerate(earlier):
+        same[half + at, place] = same[place, half + at] = True
+        if (at + 1) % CHUNK:
+            after[half + at, place + 1] = True
+    return {"duplicate token": same, "induction": after}
 
 
 def _by_layer(tallies: Mapping[tuple[int, str], Tally]) -> dict[int, list[list[Role]]]:

@@ -155,16 +155,26 @@ def references(observation: Observation, reading: answers.Reading) -> tuple[Refe
     """
     layers = _layers(observation)
     words = _words(reading, observation.valid.shape[1])
-    names = [word for word, _ in words]
+    names = [_plain(word) for word, _ in words]
     found = []
     for at, (word, places) in enumerate(words):
-        if word.lower() not in PERSONAL:
+        if names[at] not in PERSONAL:
             continue
-        earlier = [one for one in range(at) if names[one].lower() not in FUNCTION and any(map(str.isalpha, names[one]))]
-        if not earlier or not layers:
-            continue
-        found.append(_reference(word, at, places[-1], words, earlier, layers))
+        # What stands right before a pronoun is attended to for being there.
+        earlier = [
+            one
+            for one in range(at)
+            if names[one] not in FUNCTION and any(map(str.isalpha, names[one])) and words[one][1][-1] < places[0] - 1
+        ]
+        if earlier and layers:
+            found.append(_reference(word, at, places[0], words, earlier, layers))
     return tuple(found)
+
+
+def _plain(word: str) -> str:
+    """A word as lists hold it: small letters, `it` for `it's`."""
+    lower = word.lower().replace("\u2019", "'")
+    return lower if lower in FUNCTION else lower.split("'")[0]
 
 
 def _layers(observation: Observation) -> list[Any]:
@@ -226,7 +236,7 @@ def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, 
         places = dict(reversed(words))
         if not {reference.pronoun, reference.word, other} <= set(places):
             return reference
-        rows = _rows(_layers(observation), places[reference.pronoun][-1])
+        rows = _rows(_layers(observation), places[reference.pronoun][0])
         sides.append({
             head: (float(row[places[reference.word]].sum()), float(row[places[other]].sum())) for head, row in rows.items()
         })  # fmt: skip
@@ -249,7 +259,9 @@ def section(subject: Subject) -> Section:
         raise Unsupported(str(error)) from None
     found = references(subject.observation, reading)
     if not found:
-        raise Unsupported("the text has no English pronoun (it, she, they, ...) with a content word before it")
+        raise Unsupported(
+            "the text has no English pronoun (it, she, they, ...) with a content word before it, neighbours apart"
+        )
     found = tuple(_compared(one, subject, reading) for one in found[:SHOWN])
     # The report opens with the sentences on the first one.
     summary = "\n".join(_terminal(one, told=at > 0) for at, one in enumerate(found))

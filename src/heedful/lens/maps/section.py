@@ -100,8 +100,9 @@ FIGURES = (
     "and how many tokens away it attends, on average."
 )
 CAVEAT = (
-    "A role is named where its share of attention is at least 0.3 (0.5 for a resting place), twice chance, and four standard "
-    "deviations above heads that attend to random places. It says where a head attends, not what the model does with it."
+    "Roles are tested on 12 English sentences and on repeated random tokens, where the model can read these. One is named where its share of "
+    "attention is at least 0.3 (0.5 for a resting place), twice chance, and four standard deviations above heads that attend to random places. "
+    "It says where a head attends, not what the model does with it."
 )
 
 
@@ -117,7 +118,7 @@ def findings(summary: AttentionSummary) -> tuple[Finding, ...]:
         parts += [f"resting on the first or special tokens ({resting})"] if resting else []
         text = f"{summary.named} of {len(heads)} heads have a role that a test can name: {'; '.join(parts)}."
     else:
-        text = f"None of the {len(heads)} heads has a role that a test can name on this text."
+        text = f"None of the {len(heads)} heads has a role that a test can name."
     found.append(Finding(text, CAVEAT, "attention"))
     pairs = summary.pairs(3)
     if pairs:

@@ -110,7 +110,7 @@ class LookResult:
     def __str__(self) -> str:
         from heedful.lens.sections import RESEARCH
 
-        lines = [f"{self.model.title} on {self._quoted()}", *_headed("Findings")]
+        lines = [*textwrap.wrap(f"{self.model.title} on {self._quoted()}", 98), *_headed("Findings")]
         for number, finding in enumerate(self.findings, 1):
             lines += textwrap.wrap(finding.text, 97, initial_indent=f"{number}. ", subsequent_indent="   ")
             lines += textwrap.wrap(finding.caveat, 97, initial_indent="   Note: ", subsequent_indent="   ")
@@ -300,10 +300,12 @@ def _opened(model: Any, tokenizer: Any) -> tuple[Any, Any, Path | None, str]:
 
 def _read(model: Any, tokenizer: Any, text: str, max_tokens: int | None) -> tuple[dict[str, Any], int]:
     """What the model is called with, and how many tokens were left out."""
+    from heedful.bridges.answers import limit_of
+
     if model.main_input_name != "input_ids":
         raise Unsupported(f"{type(model).__name__} reads {model.main_input_name}; give a model that reads text")
     encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
-    count, limit = encoded["input_ids"].shape[1], _limit(model, tokenizer)
+    count, limit = encoded["input_ids"].shape[1], limit_of(model, tokenizer)
     wanted = count if max_tokens is None else min(count, max_tokens)
     if wanted > limit:
         raise InvalidArgument(
@@ -330,16 +332,6 @@ def _beginning(tokenizer: Any, text: str, count: int) -> Any:
         return tokenizer(text, return_special_tokens_mask=True, **options)
     finally:
         tokenizer.truncation_side = side
-
-
-def _limit(model: Any, tokenizer: Any) -> int:
-    # A tokenizer without a limit carries a huge number, a config without one -1 or nothing.
-    positions = getattr(model.config, "max_position_embeddings", None) or -1
-    for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding's.
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            positions = module.num_embeddings - module.padding_idx - 1
-    return min(tokenizer.model_max_length, positions) if positions > 0 else tokenizer.model_max_length
 
 
 def _observed(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
