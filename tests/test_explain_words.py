@@ -74,6 +74,15 @@ def test_a_decoder_that_depends_on_its_first_or_last_word_is_explained_by_it(mak
     assert f"<span class=chosen>{words[place]}</span>" in found.to_html()
 
 
+def test_sets_that_end_a_text_elsewhere_come_last():
+    """Cutting out the last word asks for another next word: any word says more."""
+    found = explain(gpt2(3), SENTENCE, tokenizer=wordpiece(marks=False))
+    assert len(found.sets) > 1
+    assert found.sets[-1].words == (SENTENCE.split()[-1],)
+    assert found.words != found.sets[-1].words
+    assert any("listed behind the others" in sentence for sentence in found.trust)
+
+
 def test_one_mark_for_everything_is_no_obstacle():
     """GPT-2's only mark is often its padding too, which its classifier does not read."""
     tokenizer = wordpiece(marks=False)

@@ -42,7 +42,12 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
     whole = ask([()])[0]
     # Single words are all known, also those that no graph proposed.
     alone = [one for one in ask.tried if len(one) == 1 and ask.tried[one].flipped] if len(found.units) == 1 else []
-    every = sorted({*found.all_units, *alone}, key=lambda one: (ask.tried[one].score, ask.tried[one].margin, one))
+    # Without its last word a text asks for another next word, often that very one: other words say more.
+    last = len(task.units) - 1 if task.kind == "next-token" else -1
+    every = sorted(
+        {*found.all_units, *alone},
+        key=lambda one: (last in (units[at] for at in one), ask.tried[one].score, ask.tried[one].margin, one),
+    )
     best: Units = (
         every[0]
         if every
@@ -130,7 +135,8 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
         confidence=tuple(graph.confidence_.tolist()),
         trust=(),
     )
-    return replace(made, trust=_trust(made, found, without.flipped))
+    ends = any(units[at] == last for one in every for at in one)
+    return replace(made, trust=_trust(made, found, without.flipped, ends))
 
 
 def _word_score(at: int, ask: Inquiry, alone: Removal) -> WordScore:
@@ -176,7 +182,7 @@ def _left_out(task: Task, units: Sequence[int], ask: Inquiry) -> tuple[tuple[str
     return (*getattr(task, "left_out", ()), *others, *unasked)
 
 
-def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:
+def _trust(told: Explanation, found: Found, alone: bool, ends: bool) -> tuple[str, ...]:
     """When not to trust it, plainly."""
     settings = told.settings
     said = []
@@ -192,6 +198,10 @@ def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:
         said.append(
             "The first word stands where a decoder's idle attention goes, so that its edges in the graph need not be about the word; "
             "removing it is what counts."
+        )
+    if ends:
+        said.append(
+            "Without its last word the text asks for another next word, so that sets with it are listed behind the others of their size."
         )
     if told.part:
         said.append(f"The text is longer than the model can read: {told.part}.")
