@@ -19,7 +19,7 @@ NUMBER_OF_FUSED_CASES = 166 if find_spec("triton") and os.environ.get("TRITON_IN
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Sizes so small that every case crosses several blocks, chunks and groups of heads."""
-    monkeypatch.setattr(stream, "BLOCK", {"cpu": 7 * 19})
+    monkeypatch.setattr(stream, "BLOCK", {"cpu": 3 * 7 * 19})
     monkeypatch.setattr(stream, "LEAST_ROWS", 5)
     monkeypatch.setattr(linear, "CHUNK", 5)
 
