@@ -11,7 +11,7 @@ import torch
 import heedful
 from heedful.bridges.answers import Reading
 from heedful.bridges.words import segments, words_of
-from heedful.lens.pronouns import CHANGES, compare, references
+from heedful.lens.pronouns import KNOWN, compare, references
 from test_report import observed
 
 needs_demo = pytest.mark.skipif(
@@ -65,7 +65,7 @@ def test_words_that_are_no_candidates():
 
 def test_a_rank_below_the_first_is_said():
     text = "The cat saw a dog and it ran"
-    (one,) = references(*run(text, (0, 6, [0.9, 0, 0, 0, 0.1, 0, 0, 0]), (1, 6, [0.8, 0, 0, 0, 0.2, 0, 0, 0])))
+    (one,) = references(*run(text, (0, 6, [0.9, 0, 0, 0, 0.1, 0, 0, 0]), (1, 6, [0.7, 0, 0, 0, 0.3, 0, 0, 0])))
     assert one.heads[0].rank == 2
     assert "rank 2 among the words that it sees" in str(one)
     assert one.first == 0
@@ -96,6 +96,34 @@ def test_a_change_of_a_text_without_the_words_is_left_out():
     assert compare(one, "bird", [before, before], ("purred", "barked")).change is None
 
 
+def test_heads_that_attend_evenly_are_not_made_much_of():
+    before = run("The cat saw a dog and it purred")
+    (one,) = references(*before, known="cat")
+    assert one.word == "cat"
+    assert not one.attended
+    assert str(one).startswith(
+        'No head attends from "it" to "cat" with twice the weight of an even spread over all tokens (0.12)'
+    )
+    assert compare(one, "dog", [before, before], ("purred", "barked")).changed() == ""
+    assert references(*before, known="horse") == ()
+
+
+@needs_demo
+def test_a_decoder_cannot_know_the_word_that_comes_later():
+    hf = pytest.importorskip("transformers")
+    from heedful.bridges.local import demo_model_path, load
+
+    _, tokenizer = load(demo_model_path())
+    torch.manual_seed(0)
+    model = hf.GPT2Model(
+        hf.GPT2Config(vocab_size=len(tokenizer), n_embd=24, n_layer=1, n_head=2, n_positions=64)
+    ).eval()
+    found = heedful.look(model, tokenizer=tokenizer).sections["pronouns"]
+    assert found.result[0].word == "animal"
+    assert found.result[0].change is None
+    assert "nothing changes at the pronoun: this model reads from left to right" in found.findings[1].text
+
+
 @needs_demo
 def test_the_default_sentence_says_what_it_refers_to():
     result = heedful.look()
@@ -112,7 +140,7 @@ def test_the_default_sentence_says_what_it_refers_to():
     assert 'does not switch to "street"' in second.text
     assert 3 <= 2 + len(more) <= 5
     assert all(finding.caveat for finding in result.findings)
-    old, new, _ = CHANGES[result.text]
+    _, old, new, _ = KNOWN[result.text]
     assert (old in result.text, new in result.text) == (True, False)
     # The pronoun's head is one by the tests, too.
     assert "pronoun to noun" in [role.name for role in result.attention.layers[3][1].roles]

@@ -9,7 +9,6 @@ from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from heedful._errors import HeedfulError, Unsupported
@@ -27,8 +26,10 @@ __all__ = ["Change", "HeadReference", "Reference", "references", "section"]
 
 # Pronouns that are shown, and heads of each.
 SHOWN, HEADS = 3, 8
-# A sentence -> one word of it, another in its place, and what the pronoun stands for then.
-CHANGES = {SENTENCE: ("tired", "wide", "street")}
+# A sentence -> what its pronoun stands for; one word of it, another in its place, and what the pronoun stands for then.
+KNOWN = {SENTENCE: ("animal", "tired", "wide", "street")}
+# A head attends to a word where it gives it so many times what an even spread would.
+TIMES = 2.0
 # Rows of 16-bit weights sum to one within this.
 ROUNDING = 2e-2
 
@@ -80,11 +81,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Reference:
-    """A pronoun, and the earlier word that the heads attend to most from it.
+    """A pronoun, and an earlier word: the one that it stands for where that is known, else that which the heads attend to most from it.
 
     Attributes:
         pronoun, query: the pronoun, and its token's place.
-        word, keys: the earlier content word with the largest weight, head mean, and its tokens' places.
+        word, keys: the earlier content word, by default that with the largest weight, head mean; and its tokens' places.
         heads: every head, by falling weight.
         chance: what an even spread over all visible tokens gives that word.
         means: of every earlier content word, the mean weight over heads.
@@ -119,9 +120,19 @@ class Reference:
     def __str__(self) -> str:
         return self.sentence()
 
+    @property
+    def attended(self) -> bool:
+        """Whether any head attends to the word clearly more than an even spread would."""
+        return self.heads[0].weight >= TIMES * self.chance
+
     def sentence(self) -> str:
         """The strongest head, beside chance and the other heads."""
         top = self.heads[0]
+        if not self.attended:
+            return (
+                f'No head attends from "{self.pronoun}" to "{self.word}" with twice the weight of an even spread over all tokens '
+                f"({self.chance:.2f}): the largest is {top.weight:.2f}, in head {top.layer}.{top.head}."
+            )
         rank = "more than to any other word" if top.rank == 1 else f"rank {top.rank} among the words that it sees"
         return (
             f'"{self.pronoun}" attends to "{self.word}" most in head {top.layer}.{top.head}, with a weight of {top.weight:.2f}, {rank}; an even '
@@ -130,9 +141,9 @@ class Reference:
         )
 
     def changed(self) -> str:
-        """What the change does, and what it does not; empty where nothing was changed."""
+        """What the change does, and what it does not; empty where nothing was changed, or no head attends to the word."""
         change = self.change
-        if change is None:
+        if change is None or not self.attended:
             return ""
         top = self.heads[0].layer, self.heads[0].head
         (one, other), (one_after, other_after) = change.before[top], change.after[top]
@@ -146,12 +157,13 @@ class Reference:
         )
 
 
-def references(observation: Observation, reading: answers.Reading) -> tuple[Reference, ...]:
+def references(observation: Observation, reading: answers.Reading, known: str | None = None) -> tuple[Reference, ...]:
     """The pronouns of a text that have a content word before them, in the order of the text.
 
     Args:
         observation: of the model reading the text.
         reading: the text in tokens, of which the observation may hold the beginning alone.
+        known: the word that the pronouns stand for; by default, of each pronoun, the one that heads attend to most.
     """
     layers = _layers(observation)
     words = _words(reading, observation.valid.shape[1])
@@ -166,6 +178,8 @@ def references(observation: Observation, reading: answers.Reading) -> tuple[Refe
             for one in range(at)
             if names[one] not in FUNCTION and any(map(str.isalpha, names[one])) and words[one][1][-1] < places[0] - 1
         ]
+        if known is not None:
+            earlier = [one for one in earlier if words[one][0] == known]
         if earlier and layers:
             found.append(_reference(word, at, places[0], words, earlier, layers))
     return tuple(found)
@@ -203,6 +217,13 @@ def _rows(layers: Sequence[Any], query: int) -> dict[tuple[int, int], Tensor]:
     return found
 
 
+def _visible(record: Any, query: int) -> int:
+    """How many keys a token may attend to."""
+    if record.mask is None:
+        return int(record.keys_len)
+    return int(record.mask[0].any(0).expand(record.queries_len, record.keys_len)[query].sum())
+
+
 def _reference(
     pronoun: str,
     at: int,
@@ -221,7 +242,7 @@ def _reference(
         HeadReference(*head, each[best], 1 + sum(value > each[best] for other, value in enumerate(each) if other != at))
         for head, each in weights.items()
     ]
-    visible = max(int((row > 0).sum()) for row in rows.values())
+    visible = max(_visible(record, query) for record in layers)
     word, keys = words[best]
     ranked = sorted(heads, key=lambda one: (-one.weight, one.layer, one.head))
     named = {words[one][0]: mean for one, mean in means.items()}
@@ -257,7 +278,8 @@ def section(subject: Subject) -> Section:
         reading = answers.read_text(subject.model, subject.tokenizer, subject.text)
     except HeedfulError as error:
         raise Unsupported(str(error)) from None
-    found = references(subject.observation, reading)
+    known = KNOWN.get(subject.text)
+    found = references(subject.observation, reading, known and known[0]) or references(subject.observation, reading)
     if not found:
         raise Unsupported(
             "the text has no English pronoun (it, she, they, ...) with a content word before it, neighbours apart"
@@ -268,29 +290,40 @@ def section(subject: Subject) -> Section:
     html = "".join(_html(one, told=at > 0) for at, one in enumerate(found))
     data = {"references": [one.to_dict() for one in found]}
     title = "What the pronouns attend to" if len(found) > 1 else f"What “{found[0].pronoun}” attends to"
-    return Section(title, summary, data, html, STYLE, result=found, findings=_findings(found[0]))
+    return Section(title, summary, data, html, STYLE, result=found, findings=_findings(found[0], _unchanged(subject)))
 
 
 CAVEAT = "That a head attends to a word does not show that the model takes the pronoun to mean it."
 CHANGE_CAVEAT = "This is one pair of sentences; another pair may differ."
 
 
-def _findings(one: Reference) -> tuple[Finding, ...]:
-    first = Finding(one.sentence(), CAVEAT, "pronouns")
-    return (first, Finding(one.changed(), CHANGE_CAVEAT, "pronouns")) if one.change else (first,)
+def _findings(one: Reference, note: str) -> tuple[Finding, ...]:
+    found = [Finding(one.sentence(), CAVEAT, "pronouns")]
+    if one.changed():
+        found.append(Finding(one.changed(), CHANGE_CAVEAT, "pronouns"))
+    elif note:
+        found.append(Finding(note, "The same holds for every word after a pronoun.", "pronouns"))
+    return tuple(found)
+
+
+def _unchanged(subject: Subject) -> str:
+    """Why the replaced word cannot matter; empty where it can."""
+    if subject.text not in KNOWN or not all(record.causal for record in subject.observation):
+        return ""
+    _, old, new, _ = KNOWN[subject.text]
+    return f'With "{new}" in place of "{old}" nothing changes at the pronoun: this model reads from left to right, and "{old}" comes later.'
 
 
 def _compared(one: Reference, subject: Subject, reading: answers.Reading) -> Reference:
     """The reference with its change, for the sentences that have one."""
-    if subject.text not in CHANGES or subject.text != reading.text:
+    if subject.text not in KNOWN or one.word != KNOWN[subject.text][0] or _unchanged(subject):
         return one
-    old, new, word = CHANGES[subject.text]
+    _, old, new, word = KNOWN[subject.text]
     text = subject.text.replace(old, new)
     inputs = {
         name: value.to(subject.model.device) for name, value in subject.tokenizer(text, return_tensors="pt").items()
     }
-    with torch.no_grad():
-        observation = observe(subject.model, inputs, keep=("weights",), tokenizer=subject.tokenizer)
+    observation = observe(subject.model, inputs, keep=("weights",), tokenizer=subject.tokenizer)
     changed = answers.read_text(subject.model, subject.tokenizer, text)
     return compare(one, word, [(subject.observation, reading), (observation, changed)], (old, new))
 

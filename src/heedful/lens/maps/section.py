@@ -120,7 +120,8 @@ def findings(summary: AttentionSummary) -> tuple[Finding, ...]:
     else:
         text = f"None of the {len(heads)} heads has a role that a test can name."
     found.append(Finding(text, CAVEAT, "attention"))
-    pairs = summary.pairs(3)
+    # No pair stands out where attention is nearly even.
+    pairs = [pair for pair in summary.pairs(3) if pair.weight >= 2 / len(summary.tokens)]
     if pairs:
         told = ", ".join(f"{_cut(str(pair), 40)} ({pair.weight:.2f}, head {pair.layer}.{pair.head})" for pair in pairs)
         found.append(
