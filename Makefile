@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: look test lint fuzz bench bench-gpu docs clean
+.PHONY: look test lint fuzz bench bench-gpu docs picture clean
 
 look: $(READY)
 	$(BIN)/heedful look
@@ -28,8 +28,13 @@ bench: $(READY)
 bench-gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu; code=$$?; test $$code -eq 2 || $(BIN)/python -m benchmarks.gpu --page; exit $$code
 
+# A site to read offline: docs/_build/index.html
 docs: $(READY)
 	$(BIN)/python docs/build.py
+
+# The picture of the report in README.md; needs chromium.
+picture: $(READY)
+	$(BIN)/python docs/picture.py
 
 clean:
 	rm -rf .venv docs/_build

@@ -1,11 +1,12 @@
-"""Writes docs/reference.md (every public name with its first line) and the API pages under docs/_build."""
+"""Writes docs/reference.md (every public name with its first line), docs/results.md, and the site under docs/_build."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-import warnings
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -50,17 +51,26 @@ def summary(thing: object) -> str:
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(doc.split("\n\n")[0].split()))
 
 
+def names() -> Iterator[tuple[str, str]]:
+    """Every public name with its summary, for the search."""
+    for name in ROOMS:
+        module = importlib.import_module(name)
+        yield from ((f"{name}.{public}", summary(getattr(module, public))) for public in module.__all__)
+
+
 def main() -> None:
-    import pdoc
+    import pages
 
     from heedful.cli.reproduce import page
 
     (HERE / "reference.md").write_text(reference())
     (HERE / "results.md").write_text(page())
-    pdoc.render.configure(docformat="markdown", math=True, show_source=False)
-    warnings.filterwarnings("ignore", module="pdoc")
-    pdoc.pdoc("heedful", output_directory=HERE / "_build")
-    print(f"wrote {HERE / 'reference.md'} and {HERE / '_build' / 'index.html'}")
+    folder = HERE / "_build"
+    shutil.rmtree(folder, ignore_errors=True)
+    pages.write_names(folder / "api", "heedful")
+    pages.write_report(folder / "report.html")
+    pages.write_guides(folder, names(), pages.write_gallery(folder))
+    print(f"wrote {HERE / 'reference.md'}, {HERE / 'results.md'} and {folder / 'index.html'}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from browser import BROWSER, DRIVER, browser
 from heedful import cli
 
 ROOT = Path(__file__).parents[1]
@@ -77,3 +78,99 @@ def test_blocks_run_as_pasted(page, tmp_path, monkeypatch, capsys):
     matplotlib.pyplot.close("all")
     matplotlib.use(backend)
     assert ran or all(reason or language == "text" for _, language, _, reason in blocks(page))
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """docs/pages.py, which makes the site."""
+    pytest.importorskip("latex2mathml", reason="the extra 'docs' is not installed")
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pages"] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(pages, tmp_path_factory):
+    """The guides, and the names of one module."""
+    pytest.importorskip("pdoc", reason="the extra 'docs' is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    names = [("heedful.kernels.Gaussian", "exp of minus a squared distance")]
+    pages.write_names(folder / "api", "heedful.kernels", "!heedful.kernels.elementwise")
+    pages.write_guides(folder, names, "<h1>Gallery</h1>")
+    (folder / "report.html").write_text("<!DOCTYPE html><title>report</title>")
+    return folder
+
+
+LOADED = re.compile(r"""<(?:script|img|iframe|source|embed)[^>]+src=["']([^"']+)|<link[^>]+href=["']([^"']+)|url\(["']?([^"')]+)|@import\s+["']([^"']+)""")  # fmt: skip
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    files = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(files) > 20
+    for file in files:
+        loaded = ["".join(found) for found in LOADED.findall(file.read_text())]
+        outside = [one for one in loaded if re.match(r"(https?:)?//", one)]
+        assert not outside, f"{file.name}: {outside}"
+
+
+def test_links_of_the_site_lead_somewhere(site):
+    anchors = {page: set(re.findall(r'id="([^"]+)"', page.read_text())) for page in site.glob("*.html")}
+    checked = 0
+    for page, own in anchors.items():
+        for link in re.findall(r'(?:href|src)="([^"]+)"', page.read_text()):
+            if re.match(r"\w+:", link) or link.startswith("api/"):
+                continue
+            address, _, anchor = link.partition("#")
+            target = page if not address else page.parent / address
+            # `make picture` draws this one.
+            assert target.exists() or address == "report.png", f"{page.name} links to {link}"
+            checked += 1
+            if anchor:
+                assert anchor in (own if target == page else anchors[target]), f"{page.name} links to {link}"
+    assert checked > 300
+
+
+def test_every_page_is_in_the_menu(pages):
+    listed = {name for group in pages.MENU.values() for name in group}
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} | {"README", "CONTRIBUTING", "CHANGELOG"} == listed
+    assert [page.name for page in PAGES if "glossary.md" in page.read_text()]
+
+
+def test_formulas_are_mathml(pages, site):
+    assert "<math" in pages.with_formulas(str)("a $x_i$ b")
+    assert pages.with_formulas(str)("`$x$` costs $5 or $6 `") == "`$x$` costs $5 or $6 `"
+    for name in ("operator", "primal", "symmetry"):
+        text = (site / f"{name}.html").read_text()
+        assert "<math" in text
+        outside = re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.S)
+        assert "\\lVert" not in outside
+        assert "$" not in outside, name
+    assert "<math" in (site / "api" / "heedful" / "kernels.html").read_text()
+    assert "mathjax" not in (site / "api" / "heedful" / "kernels.html").read_text().lower()
+
+
+@pytest.mark.skipif(DRIVER is None or BROWSER is None, reason="chromedriver and chromium are not installed")
+def test_the_search_finds_guides_and_names(site, tmp_path):
+    with browser(tmp_path) as window:
+        window.open(site / "index.html")
+
+        def search(words):
+            window.run(
+                "const f = document.getElementById('search'); f.value = arguments[0]; f.dispatchEvent(new Event('input'))",
+                words,
+            )
+            return window.run("return [...document.querySelectorAll('#results a')].map(a => a.getAttribute('href'))")
+
+        assert "glossary.html#pag" in search("PAG")
+        assert search("gaussian")[0] == "api/heedful/kernels.html#Gaussian"
+        assert "causes.html#how-to-read-the-graph" in search("read graph")
+        assert search("zzzz") == []
+        assert window.run("return document.querySelector('#results p').textContent") == "Nothing found."
+        assert [
+            one["message"]
+            for one in window.log("browser")
+            if one["level"] == "SEVERE" and "report.png" not in one["message"]
+        ] == []
+        assert not [one for one in window.requested() if one.startswith("http")]
