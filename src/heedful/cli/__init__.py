@@ -137,13 +137,15 @@ def _doctor(as_json: AsJson = False) -> None:
 
 @app.command("reproduce")
 def _reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The recipe; without it they are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The recipe; without a name all are listed.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short run that exercises the code; no evidence.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    work: Annotated[Path | None, typer.Option(help="Where finished parts are kept, to go on after a stop.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Folder for finished parts, to continue after a stop.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON here.")] = None,
 ) -> None:
-    """Runs one published table again, and prints our numbers beside the paper's."""
+    """Recomputes a published table and prints our numbers beside the paper's."""
     from heedful.cli.reproduce import listing, reproduce
 
     if name is None:

@@ -1,4 +1,4 @@
-"""What is installed here, which devices there are, and which ways to attend run."""
+"""What is installed here, which devices there are, and which implementations of attention run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from importlib import metadata
 from typing import Any
 
 from heedful import __version__
+from heedful._text import quantity
 
-__all__ = ["Device", "Health", "Package", "Way", "examine", "show"]
+__all__ = ["Device", "Health", "Implementation", "Package", "examine", "show"]
 
 # Extras that bundle others or serve those who work on heedful itself.
 NOT_SHOWN = ("all", "dev", "docs")
@@ -45,7 +46,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Way:
+class Implementation:
     """An implementation of `attend`: the devices on which it ran just now, with this kernel, or why on none."""
 
     name: str
@@ -57,14 +58,14 @@ class Way:
 
 @dataclass(frozen=True)
 class Health:
-    """What `heedful doctor` tells."""
+    """What `heedful doctor` prints."""
 
     heedful: str
     python: str
     system: str
     packages: tuple[Package, ...]
     devices: tuple[Device, ...]
-    implementations: tuple[Way, ...]
+    implementations: tuple[Implementation, ...]
 
     def to_dict(self) -> dict[str, Any]:
         packages = [asdict(package) | {"remedy": package.remedy} for package in self.packages]
@@ -83,7 +84,7 @@ def examine() -> Health:
         system=f"{platform.system()} {platform.machine()}",
         packages=tuple(_packages()),
         devices=_devices(),
-        implementations=tuple(_ways()),
+        implementations=tuple(_implementations()),
     )
 
 
@@ -112,7 +113,7 @@ def show(health: Health) -> None:
     devices = table("Devices", "name", "here", "detail")
     for device in health.devices:
         devices.add_row(device.name, yes if device.available else no, device.detail)
-    ways = table("Ways to attend", "name", "runs on", "how")
+    ways = table("Implementations of attention", "name", "runs on", "what it does")
     for way in health.implementations:
         ran = Text(", ".join(way.devices), "green") if way.devices else no
         ways.add_row(way.name, ran, Text(f"{way.summary}\nnot here: {way.reason}" if way.reason else way.summary))
@@ -146,9 +147,7 @@ def _devices() -> tuple[Device, ...]:
     import torch
 
     threads = torch.get_num_threads()
-    cpu = Device(
-        "cpu", True, f"{threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
-    )
+    cpu = Device("cpu", True, f"{quantity(threads, 'thread')}, {torch.backends.cpu.get_cpu_capability()}")
     if torch.cuda.is_available():
         return cpu, *(
             Device(f"cuda:{at}", True, f"{card.name}, {card.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
@@ -161,7 +160,7 @@ def _devices() -> tuple[Device, ...]:
     return cpu, Device("cuda", False, why)
 
 
-def _ways() -> Iterator[Way]:
+def _implementations() -> Iterator[Implementation]:
     """Every implementation, each with the first of a few kernels that it takes."""
     import torch
 
@@ -192,4 +191,4 @@ def _ways() -> Iterator[Way]:
                     reasons[f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"] += len(kernels)
                 break
         reason = None if ran else reasons.most_common(1)[0][0]
-        yield Way(way.name, way.summary, tuple(ran), next(iter(ran.values()), None), reason)
+        yield Implementation(way.name, way.summary, tuple(ran), next(iter(ran.values()), None), reason)

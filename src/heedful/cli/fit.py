@@ -55,14 +55,14 @@ def fit(
     patience: Annotated[int, typer.Option(help="Stop after this many epochs without a better held-out loss.")] = 20,
     random_state: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")] = 0,
     device: Device = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Trains a classifier on the series of a file and saves it to a folder.
 
-    A call that was killed goes on when it is made again: it loses one epoch
-    at most.
+    If it is killed, the same command continues where it stopped; at most one
+    epoch is lost.
     """
     _wait_asleep()
     kind = TASKS[_task(task, file)]
@@ -102,7 +102,7 @@ def predict(
     task: Task = None,
     device: Device = "auto",
 ) -> None:
-    """Writes what a saved model says of a file's series: a table, a line each.
+    """Predicts the class of every series in a file, as a table with a row for each.
 
     Where the file has labels, the accuracy goes to standard error.
     """

@@ -24,29 +24,33 @@ def plan(
         str | None, typer.Argument(metavar="BUDGET", help="Parameters in the layers: 1.3e9, 1.3B, 350M, 1,300,000,000.")
     ] = None,
     params: Annotated[str | None, typer.Option(help="The same as BUDGET.")] = None,
-    flops: Annotated[str | None, typer.Option(help="Training compute instead.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Bytes for weights and optimizer instead: 80GB, 80GiB.")] = None,
-    layers: Annotated[int | None, typer.Option(help="A depth instead; the law gives the width.")] = None,
-    width: Annotated[int | None, typer.Option(help="A width instead; the law gives the depth.")] = None,
+    flops: Annotated[str | None, typer.Option(help="Training compute, instead of BUDGET: 1e21.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Bytes for weights and optimizer, instead of BUDGET: 80GB.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Depth, instead of BUDGET; the law gives the width.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width, instead of BUDGET; the law gives the depth.")] = None,
     vocab: Annotated[int, typer.Option(help="Vocabulary.")] = 50257,
     seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
-    gated: Annotated[bool, typer.Option("--gated", help="A gated feed-forward, as in Llama.")] = False,
+    gated: Annotated[bool, typer.Option("--gated", help="Gated feed-forward layers, as in Llama.")] = False,
     kv_ratio: Annotated[int, typer.Option(help="Query heads for each key head.")] = 1,
     head_dim: Annotated[int | None, typer.Option(help="Head size.", show_default="near 64 or 128")] = None,
     head_multiple_of: Annotated[int, typer.Option(help="Head sizes are multiples of this even number.")] = 8,
     multiple_of: Annotated[int, typer.Option(help="Widths are multiples of this.")] = 64,
-    max_depth: Annotated[int | None, typer.Option(help="No more layers than this.")] = None,
-    include_embeddings: Annotated[bool, typer.Option("--include-embeddings", help="The budget holds them.")] = False,
+    max_depth: Annotated[int | None, typer.Option(help="At most this many layers.")] = None,
+    include_embeddings: Annotated[
+        bool, typer.Option("--include-embeddings", help="Count embeddings in the budget.")
+    ] = False,
     law: Annotated[str, typer.Option(help="levine2020, constant_aspect or depth_delusion.")] = "levine2020",
     hf: Annotated[str | None, typer.Option(help="Print config.json of a kind: gpt2, llama, mistral, ...")] = None,
     out: Annotated[Path | None, typer.Option(help="With --hf: the folder to write config.json to.")] = None,
     audit: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A verdict on a folder, config.json, 48x1600 or gpt2-xl.")
+        str | None, typer.Option(metavar="MODEL", help="Judge a folder, config.json, 48x1600 or gpt2-xl.")
     ] = None,
-    table: Annotated[bool, typer.Option("--table", help="The published projections, recomputed.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Print the published projections, recomputed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """How deep and how wide for a budget, and whether a model is too deep."""
+    """Recommends depth and width for a budget, or compares a model with the laws."""
     from heedful.lens import depth
 
     if budget is not None and params is not None:
@@ -98,12 +102,12 @@ def seprank(
     width: Annotated[int, typer.Option(help="Channels.")],
     heads: Annotated[int, typer.Option(help="Heads; they must divide the width.")] = 1,
     n_tokens: Annotated[int, typer.Option("--tokens", help="Tokens, half on each side.")] = 4,
-    embedding_rank: Annotated[int | None, typer.Option(help="Dimensions that tokens lie in.")] = None,
+    embedding_rank: Annotated[int | None, typer.Option(help="Dimension of the space that tokens lie in.")] = None,
     residual: Annotated[bool, typer.Option("--residual", help="With residual connections.")] = False,
     seeds: Annotated[int, typer.Option(help="Draws of the weights.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """The exact separation rank of the theory's network, beside its bound."""
+    """Computes the exact separation rank of a small network of the theory, and its bound."""
     from heedful.lens.depth import sep_bound, separation_rank
 
     if seeds < 1:
@@ -111,9 +115,9 @@ def seprank(
     options = {"embedding_rank": embedding_rank, "residual": residual}
     ranks = [separation_rank(depth, width, heads, n_tokens, **options, seed=seed) for seed in range(seeds)]
     bound = sep_bound(min(width, embedding_rank or width), depth)
-    told = {"depth": depth, "width": width, "heads": heads, "tokens": n_tokens, "ranks": ranks, "bound": bound}
+    result = {"depth": depth, "width": width, "heads": heads, "tokens": n_tokens, "ranks": ranks, "bound": bound}
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(result, indent=2))
         return
     typer.echo(
         f"separation rank {max(ranks)} of at most {bound} (depth {depth}, width {width}, {quantity(heads, 'head')},"

@@ -99,14 +99,14 @@ def symmetry(
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="What to test, as torch:relu or layers.py:make.")],
     d: Annotated[int, typer.Option("--d", help="Size of the embedding.")],
     k: Annotated[int, typer.Option("--k", help="Knowledge vectors, a second argument (k, d).")] = 0,
-    n: Annotated[str, typer.Option("--n", help="Numbers of tokens to go through.")] = "2,3,5,9",
+    n: Annotated[str, typer.Option("--n", help="Numbers of tokens to test with.")] = "2,3,5,9",
     checks: Annotated[
         list[str] | None,
-        typer.Option("--group", help="Demand this symmetry: O, SO, permutation, signed_permutation, sign, translation, "
-                     "position or length. May be repeated; without it all are described."),
+        typer.Option("--group", help="Require this symmetry: O, SO, permutation, signed_permutation, sign, translation, "
+                     "position or length. May be repeated; without it all are tested."),
     ] = None,
     trials: Annotated[int, typer.Option(help="Random inputs per symmetry.")] = 100,
-    tol: Annotated[float | None, typer.Option(help="Relative error to let pass.", show_default="calibrated")] = None,
+    tol: Annotated[float | None, typer.Option(help="Largest relative error that passes.", show_default="calibrated")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float64, ...", show_default="the module's")] = None,
     batched: Annotated[
         bool | None, typer.Option("--batched/--unbatched", help="Whether it takes (1, n, d).", show_default="modules do")
@@ -115,17 +115,17 @@ def symmetry(
         str, typer.Option("--output", help="How the output moves: rows, matrix (d x d, as a covariance), scalar (not at all).")
     ] = "rows",
     invariant: Annotated[bool, typer.Option("--invariant", help="The same as --output scalar.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Tests which symmetries a function or module has, of its embedding and of its positions.
+    """Tests which symmetries a function or module has.
 
     Vectors X (n, d) go in and vectors come out, in torch or numpy. A function
     without arguments is called first, and what it returns is tested.
 
-    Exit code 0: described, or every symmetry demanded by --group holds, be
-    it weakly (within a tolerance above 1 %, which the verdict says).
-    1: one of them is broken. 2: it could not be tested, or is undecided.
+    Exit code 0: without --group, always; with it, every symmetry named there
+    holds, if only weakly (the tolerance is above 1 %). 1: one of them is
+    broken. 2: it could not be tested, or is undecided.
     """
     from heedful.lens.symmetry import audit
 
