@@ -368,7 +368,10 @@ def _short(text: str, most: int = 24) -> str:
     return plain if len(plain) <= most else f"{plain[: most - 3]}..."
 
 
-STYLE = ".reference{font:1.15rem/1.5 var(--serif);max-width:46rem}"
+STYLE = (
+    ".reference{font:1.15rem/1.5 var(--serif);max-width:46rem}#pronouns th{white-space:normal;min-width:3rem;max-width:7rem}"
+    "#pronouns th,#pronouns td{padding:.35rem .5rem}"
+)
 
 
 def _html(one: Reference, *, told: bool) -> str:
