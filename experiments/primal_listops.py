@@ -13,7 +13,7 @@ solution; always answering the commonest label gives the floor that is printed. 
 counts that sees the first token alone, the outermost operation, and answers what is commonest under it.
 
 Needs a GPU, some minutes of it: five models train at a time. `HEEDFUL_BUDGET_S=300` starts no model later than that, and
-what is there is told; the next run goes on, a model that was stopped from the last 250 steps it kept.
+what is there is printed; the next run continues, a model that was stopped from the last 250 steps it kept.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ def table(result: dict[str, Any]) -> str:
     lines += [
         f"| first token alone (a table of counts) | {control['test']:.1f} | {control['dev']:.1f} | | | | | |",
         "",
-        f"The table of counts is right on {control['train']:.1f} % of the training samples: so much the outermost operation tells by "
+        f"The table of counts is right on {control['train']:.1f} % of the training samples: so much follows from the outermost operation by "
         "itself, and no accuracy near it shows that a model has read further.",
         f"Always the commonest label: {result['floor']:.1f} % (the majority floor). {result['steps']:,} steps; "
         f"{', '.join(f'{count:,}' for count in result['samples'])} samples of {result['mean_length']:.0f} tokens on average. "

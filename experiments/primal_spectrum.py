@@ -9,7 +9,7 @@ The paper does not say which matrix stands for its primal layer; ours is K_X.
 
 MiniLM (6 layers, 12 heads of width 32) reads eight topics of Python's own manual, 197 tokens each, as many as the paper's
 ViT has. The networks are those of `primal-uea` (2 layers, 8 heads of width 8, rank 10) on JapaneseVowels, 30 epochs, three
-seeds, read on 60 test series. Their KKT residual, zero if and only if the layer is a kernel SVD of what it reads, is told
+seeds, read on 60 test series. Their KKT residual, zero if and only if the layer is a kernel SVD of what it reads, is given
 too: it is what the loss is meant for.
 """
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from browser import BROWSER, DRIVER, browser
 from heedful import cli
@@ -78,6 +79,45 @@ def test_blocks_run_as_pasted(page, tmp_path, monkeypatch, capsys):
     matplotlib.pyplot.close("all")
     matplotlib.use(backend)
     assert ran or all(reason or language == "text" for _, language, _, reason in blocks(page))
+
+
+RIDDLES = re.compile(r"hangs? on|\btold\b|\btells\b|\bways? to attend|\breadings\b|\brooms\b|\bspeaks? through", re.I)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_are_in_plain_words(page):
+    found = [line for line in page.read_text().splitlines() if RIDDLES.search(line)]
+    assert not found
+
+
+def test_help_is_in_plain_words():
+    group = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        texts = [command.help, *(getattr(each, "help", None) for each in command.params)]
+        assert not [text for text in texts if RIDDLES.search(text or "")], name
+        assert command.help
+
+
+def test_pages_with_terms_link_to_the_glossary():
+    for name in ("operator", "transformers", "primal", "causes", "spectrum", "symmetry", "depth"):
+        assert "glossary.md#" in (ROOT / "docs" / f"{name}.md").read_text(), name
+
+
+def test_readme_says_what_it_is_for():
+    text = (ROOT / "README.md").read_text()
+    uses = re.search(r"Use this if you\n\n((?:- .*\n(?:  .*\n)*)+)", text)
+    assert uses
+    assert uses[1].count("\n- ") + 1 == 3
+    for rival in ("scaled_dot_product_attention", "FlexAttention", "BertViz", "SHAP"):
+        assert re.search(rf"^\|.*{rival}.*\|", text, re.M), rival
+    assert (ROOT / "docs" / "report.png").stat().st_size < 300_000
+    # Figures of the README are those of the page that the benchmark writes.
+    speed = (ROOT / "docs" / "performance.md").read_text()
+    for name, figures in (("heedful Gaussian", "466 / 392"), ("FlexAttention Gaussian", "376 / 140")):
+        assert re.search(rf"^\| {name} \|.*\| {figures} \|", speed, re.M), (
+            f"{name} is no longer {figures}: change README.md"
+        )
+        assert all(figure in text for figure in figures.split(" / "))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The rooms that name other people's frameworks; each is imported where it is used."""
+"""Bridges to other frameworks; each is imported where it is used."""
 
 from importlib import import_module
 from types import ModuleType

@@ -12,7 +12,7 @@ from heedful.masks._algebra import Mask, _Dense, _Keys, causal
 
 
 def from_sdpa(attn_mask: Mask | Tensor | None, is_causal: bool = False) -> Mask | None:
-    """`scaled_dot_product_attention`'s face: True = attend; floats are added, and hide where they are lowest."""
+    """A mask as `scaled_dot_product_attention` takes it: True = attend; floats are added, and hide where they are lowest."""
     mask: Mask | None = None
     if isinstance(attn_mask, Mask):
         mask = attn_mask
@@ -38,7 +38,7 @@ def from_multihead(
     *,
     num_heads: int = 1,
 ) -> Mask | None:
-    """`nn.MultiheadAttention`'s face: True = ignore; floats are added."""
+    """A mask as `nn.MultiheadAttention` takes it: True = ignore; floats are added."""
     if isinstance(attn_mask, Tensor):
         if attn_mask.dtype == torch.bool:
             attn_mask = ~attn_mask
@@ -63,7 +63,7 @@ def from_multihead(
 
 
 def from_transformers(attention_mask: Tensor | None) -> Mask | None:
-    """Hugging Face's faces: (batch, keys) of 0 and 1, or (batch, heads, queries, keys) boolean or added."""
+    """A mask as Hugging Face models take it: (batch, keys) of 0 and 1, or (batch, heads, queries, keys) boolean or added."""
     if attention_mask is None:
         return None
     if attention_mask.dim() == 2:

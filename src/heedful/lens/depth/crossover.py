@@ -192,7 +192,7 @@ def run_crossover(
     extend: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Crossover:
-    r"""Trains every cell at all its rates and seeds, and tells which depth wins for each budget.
+    r"""Trains every cell at all its rates and seeds, and reports which depth is best for each budget.
 
     Shapes of one budget share $N = 12 L d^2$; the depth with the lowest validation loss wins, and the width at which the
     winner changes is what the law $\ln d^* = a + bL$ was fitted to (Levine et al. 2020, section 5). Ours differs in size:
