@@ -32,7 +32,10 @@ def many(count, number, one, phases=tuple(Phase)):
 def test_random_calls(family, shard, request):
     count = max(1, request.config.getoption("--fuzz") // (SHARDS * len(FAMILIES)))
 
+    passed = 0
+
     def one(random):
+        nonlocal passed
         drawn = Drawing(random, family).one()
         truth = Truth(drawn)
         for impl in implementations(drawn, random):
@@ -40,8 +43,10 @@ def test_random_calls(family, shard, request):
                 check(drawn, truth, impl)
             except AssertionError as error:
                 raise AssertionError(f"{impl}: {error}\n{drawn}") from None
+        passed += 1
 
     many(count, 1000 * shard + count, one)
+    assert passed >= count
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter, which runs where there is no GPU")

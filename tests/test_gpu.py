@@ -280,7 +280,7 @@ def test_rows_of_few_keys_keep_their_gradients():
 # Compiled models. Inductor takes seconds for each: every path once with it, every kernel with the backend that only traces.
 
 
-def compared(function, *inputs, dynamic=False, backend="inductor", dtype=torch.bfloat16):
+def assert_compiles(function, *inputs, dynamic=False, backend="inductor", dtype=torch.bfloat16):
     """A function compiled into one graph, against itself: outputs and gradients, relative to their norms."""
     results = []
     for run in (function, torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)):
@@ -298,7 +298,7 @@ def test_every_implementation_compiles_on_the_device(impl, dtype):
     torch.compiler.reset()
     kernel = FeatureMap("elu") if impl == "linear" else Gaussian(torch.linspace(2, 3, 4, device="cuda"))
     query, key, value = torch.randn(3, 2, 4, 512, 64, device="cuda", dtype=dtype).unbind()
-    compared(lambda *x: attend(*x, is_causal=True, kernel=kernel, impl=impl), query, key, value, dtype=dtype)
+    assert_compiles(lambda *x: attend(*x, is_causal=True, kernel=kernel, impl=impl), query, key, value, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -308,7 +308,7 @@ def test_every_kernel_compiles_on_the_device(name):
     kernel = kernel.with_tensors({n: t.detach().cuda().float() for n, t in kernel.tensors().items()})
     query, key, value = (x.cuda().bfloat16() for x in contracts.inputs())
     mask = masks.padding(torch.tensor([19, 7], device="cuda")) & masks.causal
-    compared(lambda *x: attend(*x, mask, kernel=kernel), query, key, value, backend="aot_eager")
+    assert_compiles(lambda *x: attend(*x, mask, kernel=kernel), query, key, value, backend="aot_eager")
 
 
 @pytest.mark.parametrize("kernel", [Sigmoid(), Gaussian(2.0), FeatureMap("elu"), Softmax()], ids=repr)
