@@ -110,6 +110,7 @@ def test_errors_of_models_name_options(run, arguments, named):
         ("the model has 12 layers and 3 heads", "the model has 12 layers and 3 heads"),
         ("give one of layers, heads", "give one of --layers, --heads"),
         ("layers must be 1 or more; heads are few", "--layers must be 1 or more; --heads are few"),
+        ("leave task out; leave other heads out", "leave --task out; leave other heads out"),
         ("truncate=True reads the rest", "--truncate reads the rest"),
         ("use read(text=...) instead", "use TEXT instead"),
         ("there is no file 'max_tokens' or max_tokens/layers", "there is no file 'max_tokens' or max_tokens/layers"),

@@ -45,8 +45,8 @@ def spellings(command: Any) -> dict[str, str]:
 def in_options(message: str, spelled: Mapping[str, str]) -> str:
     """An error of the library with the command's options in place of Python's arguments.
 
-    A word is taken for an argument where it has an underscore, stands before `=`, is listed with other arguments, or begins
-    a statement about itself ("layers must be ..."); elsewhere `layers` is an English word.
+    A word is taken for an argument where it has an underscore, stands before `=`, is listed with other arguments, is to be
+    left out, or begins a statement about itself ("layers must be ..."); elsewhere `layers` is an English word.
 
     >>> in_options("max_tokens must be 1 or more; got 0", {"max_tokens": "--max-tokens"})
     '--max-tokens must be 1 or more; got 0'
@@ -70,6 +70,7 @@ def in_options(message: str, spelled: Mapping[str, str]) -> str:
     message = re.sub(rf"(?<![\w.-])({names})={value}", assign, message)
     message = re.sub(rf"{one}(?:(?:, | and | or |, and |, or ){one})+", lambda match: spell(match[0]), message)
     message = re.sub(rf"(?:^|(?<=[;:] )){one}(?= (?:{VERBS})\b)", lambda match: spell(match[0]), message)
+    message = re.sub(rf"(?<=leave ){one}(?= out\b)", lambda match: spell(match[0]), message)
     message = re.sub(one, lambda match: spelled[match[0]] if "_" in match[0] else match[0], message)
     # In the shell nothing is given by leaving an option out.
     return re.sub(r",? or None\b", "", message)

@@ -207,7 +207,9 @@ def find_law(law: str | Law | Callable[[float], float]) -> Law:
     if callable(law):
         return DepthCurve(getattr(law, "__name__", "callable"), law)
     if law not in LAWS:
-        raise InvalidArgument(f"there is no law {law!r}; there are {', '.join(LAWS)}, or give a function of the width")
+        raise InvalidArgument(
+            f"there is no law {law!r}; there are {', '.join(LAWS)} (in Python, a function of the width serves as well)"
+        )
     return LAWS[law]
 
 

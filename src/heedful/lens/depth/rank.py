@@ -72,7 +72,7 @@ def separation_rank(
     while True:
         if size > LARGEST:
             raise Unsupported(
-                f"depth {depth} and width {rank} need a grid of {size:,} rows, above {LARGEST:,}; sep_bound gives the bound"
+                f"depth {depth} and width {rank} need a grid of {size:,} rows, above {LARGEST:,}; take a smaller depth or width"
             )
         found = _rank(_grid(depth, width, heads, n_tokens // 2, rank, residual, query, size, seed))
         if found < size:
