@@ -132,7 +132,7 @@ def moved(link: str) -> str:
 
 def plain(html: str) -> str:
     """The text of a piece of HTML; formulas are left out."""
-    html = re.sub(r"<math.*?</math>", " ", html, flags=re.S)
+    html = re.sub(r"</?span[^>]*>", "", re.sub(r"<math.*?</math>", " ", html, flags=re.S))
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
@@ -178,7 +178,9 @@ def write_guides(folder: Path, names: Iterable[tuple[str, str]] = (), gallery: s
     index = [section for made in pages.values() for section in made.sections]
     for name, summary in names:
         module, _, public = name.rpartition(".")
-        index.append(entry(f"api/{module.replace('.', '/')}.html#{public}", name, "API", summary))
+        own = f"api/{name.replace('.', '/')}.html"  # of a module
+        place = own if (folder / own).exists() else f"api/{module.replace('.', '/')}.html#{public}"
+        index.append(entry(place, name, "API", summary))
     (folder / "index.js").write_text(f"const INDEX = {json.dumps(index, ensure_ascii=False)};\n", "utf-8")
     dark = HtmlFormatter(style="github-dark").get_style_defs("pre")
     colours = (

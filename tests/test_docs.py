@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -136,7 +137,10 @@ def site(pages, tmp_path_factory):
     """The guides, and the names of one module."""
     pytest.importorskip("pdoc", reason="the extra 'docs' is not installed")
     folder = tmp_path_factory.mktemp("site")
-    names = [("heedful.kernels.Gaussian", "exp of minus a squared distance")]
+    names = [
+        ("heedful.kernels.Gaussian", "exp of minus a squared distance"),
+        ("heedful.kernels", "what a coefficient is"),
+    ]
     pages.write_names(folder / "api", "heedful.kernels", "!heedful.kernels.elementwise")
     pages.write_guides(folder, names, "<h1>Gallery</h1>")
     (folder / "report.html").write_text("<!DOCTYPE html><title>report</title>")
@@ -170,6 +174,15 @@ def test_links_of_the_site_lead_somewhere(site):
             if anchor:
                 assert anchor in (own if target == page else anchors[target]), f"{page.name} links to {link}"
     assert checked > 300
+
+
+def test_what_the_search_finds_exists(site):
+    index = json.loads((site / "index.js").read_text().removeprefix("const INDEX = ").rstrip(";\n"))
+    assert len(index) > 150
+    assert index[-1]["address"] == "api/heedful/kernels.html"
+    for one in index:
+        address, _, anchor = one["address"].partition("#")
+        assert not anchor or f'id="{anchor}"' in (site / address).read_text(), one["address"]
 
 
 def test_every_page_is_in_the_menu(pages):
