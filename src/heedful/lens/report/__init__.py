@@ -310,7 +310,7 @@ def _read(model: Any, tokenizer: Any, text: str, max_tokens: int | None) -> tupl
     if wanted > limit:
         raise InvalidArgument(
             f"the text has {count} tokens, but the model's limit is {limit}; give a shorter text, or read its beginning "
-            f"with --max-tokens {limit} (max_tokens={limit})"
+            f"with max_tokens={limit}"
         )
     if wanted < count:
         encoded = _beginning(tokenizer, text, wanted)
