@@ -20,7 +20,7 @@ hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed
 BUDGETS = ("12M", "60.26M", "85M", "350M", "1.21B", "7B", "70B", "500B")
 
 
-@pytest.mark.parametrize("law", [*LAWS, lambda width: width / 90], ids=str)
+@pytest.mark.parametrize("law", [*LAWS, lambda width: width / 90], ids=[*LAWS, "own"])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_first_shape_lies_within_its_own_law(law, budget):
     for multiple in (8, 64):
