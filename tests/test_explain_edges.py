@@ -183,7 +183,7 @@ def test_models_that_are_no_models():
     for model in (3, object(), nn.Linear(2, 2)):
         with pytest.raises(InvalidArgument, match="model must be a Hugging Face folder"):
             explain(model, TEXT, tokenizer=wordpiece())
-    with pytest.raises(InvalidArgument, match="does not exist"):
+    with pytest.raises(InvalidArgument, match="there is no folder"):
         explain("/no/such/folder", TEXT)
     with pytest.raises(InvalidArgument, match="must be a torch module"):
         Recommender(len)

@@ -109,6 +109,11 @@ def test_errors_of_models_name_options(run, arguments, named):
         ("give layers=[0], or task='mlm'.", "give --layers [0], or --task mlm."),
         ("the model has 12 layers and 3 heads", "the model has 12 layers and 3 heads"),
         ("give one of layers, heads", "give one of --layers, --heads"),
+        ("got layers and heads", "got --layers and --heads"),
+        (
+            "give a shorter text, truncate it, or other layers and heads",
+            "give a shorter text, truncate it, or other layers and heads",
+        ),
         ("layers must be 1 or more; heads are few", "--layers must be 1 or more; --heads are few"),
         ("leave task out; leave other heads out", "leave --task out; leave other heads out"),
         ("truncate=True reads the rest", "--truncate reads the rest"),

@@ -109,9 +109,7 @@ def open_model(folder: str | Path, kind: str = "auto") -> tuple[Any, Any]:
         headless = kind == "embedding" or not named or config.get("is_encoder_decoder")
         known = None if headless else kind_named(str(named))
     except Unsupported as error:
-        raise Unsupported(
-            f"{folder}: {error}. task='embedding' (--task embedding) explains the encoder below the head"
-        ) from None
+        raise Unsupported(f"{folder}: {error}. task='embedding' explains the encoder below the head") from None
     if known is None:
         return local.load(folder)
     try:
@@ -182,8 +180,8 @@ def read_text(model: nn.Module, tokenizer: Any, text: str, extra: int = 0) -> Re
     limit = limit_of(model, tokenizer) - extra
     if len(reading.ids) > limit:
         raise InvalidArgument(
-            f"the text has {len(reading.ids)} tokens, but the model's limit is {limit}; give a shorter text, truncate it "
-            "(truncate=True, --truncate), or explain it in windows (explain_windows, --windows)"
+            f"the text has {len(reading.ids)} tokens, but the model's limit is {limit}; give a shorter text, read a part of it "
+            "with truncate=True, or explain it in windows (explain_windows, or --windows in the shell)"
         )
     if all(reading.special) and getattr(tokenizer, "mask_token_id", None) not in reading.ids:
         raise InvalidArgument(f"the tokenizer finds no tokens in {text!r:.60}; give other words")

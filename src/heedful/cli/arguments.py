@@ -68,7 +68,8 @@ def in_options(message: str, spelled: Mapping[str, str]) -> str:
     value = r"('[^']*'|\"[^\"]*\"|\.\.\.|\[[^]]*\]|[\w.+-]*\w)"
     message = re.sub(rf"\w+\(({names})={value}\)", assign, message)
     message = re.sub(rf"(?<![\w.-])({names})={value}", assign, message)
-    message = re.sub(rf"{one}(?:(?:, | and | or |, and |, or ){one})+", lambda match: spell(match[0]), message)
+    several = rf"{one}(?:(?:,? and |,? or |, ){one})+"
+    message = re.sub(rf"\b(?:one of|got|give|either|both|neither) {several}", lambda match: spell(match[0]), message)
     message = re.sub(rf"(?:^|(?<=[;:] )){one}(?= (?:{VERBS})\b)", lambda match: spell(match[0]), message)
     message = re.sub(rf"(?<=leave ){one}(?= out\b)", lambda match: spell(match[0]), message)
     message = re.sub(one, lambda match: spelled[match[0]] if "_" in match[0] else match[0], message)
