@@ -282,6 +282,9 @@ def test_row_space_learns_the_same():
         (lambda: discover(data=np.ones((3, 2))), "at least 4"),
         (lambda: discover(np.eye(3), samples=50, learner="ges"), "icd, fci, pc"),
         (lambda: icd(RhoThreshold(np.eye(3)), order=[0, 1, 1]), "permutation"),
+        (lambda: icd(RhoThreshold(np.eye(3)), nodes=5), "whole numbers in 0"),
+        (lambda: icd(RhoThreshold(np.eye(3)), nodes=["a", "b"]), "whole numbers in 0"),
+        (lambda: icd(RhoThreshold(np.eye(3)), max_tests="all"), "max_tests must be a whole number"),
         (lambda: icd(RhoThreshold(np.eye(3)), nodes=[0, 3]), r"0 \.\.\. 2"),
         (lambda: icd(RhoThreshold(np.eye(3)), nodes=[0, 0]), "distinct"),
         (lambda: icd(RhoThreshold(np.eye(3)), names=["a"]), "as many names"),
@@ -292,6 +295,30 @@ def test_row_space_learns_the_same():
 def test_errors_say_what_is_wrong(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [["a", "b", "c"], "abc", 5, [0.5, 1, 2], [0, 1], [True, 0, 2], [True, 0, 1, 2], [[0], [1], [2]], [None] * 3, "012"],
+)
+def test_an_order_that_is_none_is_refused_in_one_line(order):
+    for given in (order, np.array(order, object)):
+        with pytest.raises(
+            InvalidArgument, match=r"^order must hold each of the 3 nodes once, causes first: .*; got .*$"
+        ):
+            discover(np.eye(3), 100, order=given)
+
+
+def test_an_order_may_be_of_names():
+    noise = np.random.default_rng(0).standard_normal((500, 3))
+    noise[:, 1] += noise[:, 2] + noise[:, 0]
+    names = ["rain", "wet", "hose"]
+    by_name = discover(data=noise, names=names, order=["hose", "rain", "wet"])
+    by_number = discover(data=noise, names=names, order=np.array([2, 0, 1]))
+    assert by_name.order == by_number.order == (2, 0, 1)
+    np.testing.assert_array_equal(by_name.marks, by_number.marks)
+    with pytest.raises(InvalidArgument, match="order must hold"):
+        discover(data=noise, names=names, order=["hose", "rain", "snow"])
 
 
 def test_what_is_no_covariance_is_refused():

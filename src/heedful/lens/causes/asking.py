@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, combinations, islice
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from heedful._errors import InvalidArgument
 from heedful.lens.causes.independence import IndependenceTest
 from heedful.lens.causes.record import Recorder
 
-__all__ = ["BLOCK", "OutOfBudget", "Questions", "Separation", "check_nodes", "subsets"]
+__all__ = ["BLOCK", "OutOfBudget", "Questions", "Separation", "check_nodes", "subsets", "whole_numbers"]
 
 Sets = NDArray[np.int32]
 Progress = Callable[[int, int], None]
@@ -58,7 +59,7 @@ class Questions:
         self.test = test
         self.nodes = np.array(check_nodes(test.n, nodes), np.int32)
         for name, value in (("max_cond_size", max_cond_size), ("max_tests", max_tests)):
-            if value is not None and (int(value) != value or value < 0):
+            if value is not None and (whole_numbers([value]) is None or value < 0):
                 raise InvalidArgument(f"{name} must be a whole number of at least 0, or None; got {value!r}")
         self.limit = max_tests
         self.max_size = max_cond_size
@@ -260,8 +261,22 @@ def check_nodes(n: int, nodes: Sequence[int] | None) -> list[int]:
     """The nodes asked for, checked; all by default."""
     if nodes is None:
         return list(range(n))
-    wanted = [int(v) for v in nodes]
-    outside = [v for v in wanted if not 0 <= v < n]
-    if outside or len(set(wanted)) < len(wanted):
-        raise InvalidArgument(f"nodes must be distinct and in 0 ... {n - 1}; got {wanted}")
+    wanted = whole_numbers(nodes)
+    if wanted is None or len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(n)):
+        raise InvalidArgument(
+            f"nodes must be distinct whole numbers in 0 ... {n - 1}; got {' '.join(repr(nodes).split()):.80}"
+        )
     return wanted
+
+
+def whole_numbers(values: Any) -> list[int] | None:
+    """The values as integers; None where they are no row of whole numbers.
+
+    >>> whole_numbers(range(2)), whole_numbers([0.5, 1]), whole_numbers("01"), whole_numbers(5)
+    ([0, 1], None, None, None)
+    """
+    try:
+        given = list(values)
+        return None if any(isinstance(value, bool) for value in given) else [index(value) for value in given]
+    except TypeError:
+        return None

@@ -35,7 +35,7 @@ def icd(
     nodes: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     *,
-    order: Sequence[int] | None = None,
+    order: Sequence[int | str] | None = None,
     selection_bias: bool = False,
     max_cond_size: int | None = None,
     max_tests: int | None = MAX_TESTS,
@@ -55,7 +55,7 @@ def icd(
         test: answers independence questions: `FisherZ`, `DSeparation`, or anything with the same `run`.
         nodes: the variables to use, all by default; `names`, `order` and the result are in terms of these.
         names: of the nodes.
-        order: a permutation of the nodes, causes first.
+        order: a permutation of the nodes, by their numbers or names, causes first.
         selection_bias: whether the sample may have been selected by its values (rules R5-R7). Off unless asked, other than in the authors' code.
         max_cond_size: no larger sets are tested.
         max_tests: a pass that would exceed this total is undone, and `stopped` says so; None for no limit.

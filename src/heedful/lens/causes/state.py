@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
-from heedful.lens.causes.asking import OutOfBudget, Questions
+from heedful.lens.causes.asking import OutOfBudget, Questions, whole_numbers
 from heedful.lens.causes.graph import PAG
 from heedful.lens.causes.orientation import Oriented, open_marks, orient
 from heedful.lens.causes.paths import Links
@@ -31,10 +31,10 @@ class State:
         reach, stopped: how far the passes got, and why not farther.
     """
 
-    def __init__(self, ask: Questions, names: Sequence[str] | None, order: Sequence[int] | None = None) -> None:
+    def __init__(self, ask: Questions, names: Sequence[str] | None, order: Sequence[int | str] | None = None) -> None:
         self.ask = ask
         self.names = _names(names, ask)
-        self.order = None if order is None else _permutation(order, ask.n)
+        self.order = None if order is None else _permutation(order, self.names)
         self.rank = [0] * ask.n
         for place, node in enumerate(self.order or range(ask.n)):
             self.rank[node] = place
@@ -177,8 +177,17 @@ def _names(names: Sequence[str] | None, ask: Questions) -> tuple[str, ...]:
     return found
 
 
-def _permutation(order: Sequence[int], n: int) -> tuple[int, ...]:
-    found = tuple(int(v) for v in order)
-    if sorted(found) != list(range(n)):
-        raise InvalidArgument(f"order must be a permutation of 0 ... {n - 1}, causes first; got {list(order)}")
-    return found
+def _permutation(order: Sequence[int | str], names: Sequence[str]) -> tuple[int, ...]:
+    """The order as numbers of nodes; it may be given by their names."""
+    place = {name: at for at, name in enumerate(names)}
+    try:
+        given = [] if isinstance(order, str) else list(order)
+    except TypeError:
+        given = []
+    found = whole_numbers([place.get(node, node) if isinstance(node, str) else node for node in given])
+    if found is None or sorted(found) != list(range(len(names))):
+        raise InvalidArgument(
+            f"order must hold each of the {len(names)} nodes once, causes first: a permutation of 0 ... {len(names) - 1}, or of their "
+            f"names; got {' '.join(repr(order).split()):.80}"
+        )
+    return tuple(found)
