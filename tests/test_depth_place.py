@@ -1,6 +1,7 @@
 """Plans that their own law approves and transformers accepts, configurations of every make, and where a model lies."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -167,6 +168,40 @@ def test_only_what_says_that_it_decodes_is_inside_the_law():
         assert "extrapolated" in depth.audit(config).flags
     for more in ({"architectures": ["OddForCausalLM"]}, {"is_decoder": True}):
         assert "extrapolated" not in depth.audit(PLAIN | {"model_type": "odd"} | more).flags
+
+
+def test_extrapolation_names_its_own_reason():
+    def reason(found):
+        text = " ".join(str(found).split())
+        return text.split("outside of what the law was fitted on (")[1].split(")")[0]
+
+    decoders = "levine2020 was fitted on plain GPT-type decoders"
+    assert reason(depth.plan("1B", law="depth_delusion")) == "depth_delusion states no sizes it was fitted on"
+    assert (
+        reason(depth.plan("1B", law="depth_delusion", gated=True)) == "depth_delusion states no sizes it was fitted on"
+    )
+    for options in ({"params": "1B"}, {"params": "60.26M", "multiple_of": 8}):
+        assert reason(depth.plan(gated=True, **options)) == f"gated feed-forward layers, and {decoders}"
+    assert reason(depth.audit(PLAIN | {"model_type": "odd"})) == f"odd is not known as a decoder, and {decoders}"
+    assert reason(depth.audit("bert-base")) == f"no decoder, and {decoders}"
+    assert reason(depth.audit("96x1600")) == "96 layers, and levine2020 was fitted on 6 to 48"
+    assert reason(depth.audit("12x8192")) == "width 8192, and levine2020 was fitted on widths 215 to 2215"
+    assert reason(depth.audit("24x1024", law=depth.DepthLaw(l_range=(2, 8), name="mine"))).startswith(
+        "24 layers, and mine"
+    )
+    assert depth.audit("96x1600").to_dict()["extrapolated"] == ["96 layers, and levine2020 was fitted on 6 to 48"]
+    assert "fitted on" not in str(depth.audit("gpt2"))
+
+
+def test_the_table_says_what_ranks_its_rows():
+    for law, step in (("levine2020", "half a σ"), ("depth_delusion", "2.5 %")):  # noqa: RUF001
+        found = depth.plan("1B", law=law)
+        assert f"ranked by distance from the law in steps of {step}, then" in " ".join(str(found).split())
+        steps = [int(2 * choice.distance) for choice in found.choices]
+        assert steps == sorted(steps)
+    cut = depth.plan("1B", vocab=256)
+    assert re.search(r"ranked by distance from \d+ layers, then", " ".join(str(cut).split()))
+    assert "ranked" not in str(depth.plan(layers=24))
 
 
 def test_an_audit_opens_with_the_place_of_the_model():

@@ -99,7 +99,12 @@ class Audit:
         }
         told = {"name": self.name, "law": self.law.name, "verdict": self.verdict, "shape": self.shape.to_dict()}
         budget = {"depth_for_budget": self.budget_depth, "width_for_budget": self.budget_width}
-        more = {"flags": list(self.flags), "notes": list(self.notes), "rivals": self.rivals}
+        more = {
+            "flags": list(self.flags),
+            "extrapolated": list(self.shape.outside(self.law)),
+            "notes": list(self.notes),
+            "rivals": self.rivals,
+        }
         return told | place | star | budget | more | {"params": self.params, "exact": self.exact}
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -118,7 +123,7 @@ class Audit:
             f"for {shape.executed_params:,} matrix parameters {self.budget_depth:.1f} layers of {self.budget_width:.0f}",
             f"{self.count}; {rough}{shape.layer_params:,} of them in the layers' matrices",
         )
-        return "\n".join(lines + notes(self.flags, self.notes))
+        return "\n".join(lines + notes(*shape.told(self.law, self.flags), *self.notes))
 
     @property
     def count(self) -> str:

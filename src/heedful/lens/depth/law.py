@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
@@ -29,6 +29,8 @@ class Law(ABC):
     """Which depth suits which width. `optimal_depth` grows with the width, without end."""
 
     name: str
+    models: ClassVar[str] = ""
+    """The kind of model that it was fitted on; empty where none is stated."""
 
     @abstractmethod
     def optimal_depth(self, width: float) -> float:
@@ -71,6 +73,10 @@ class Law(ABC):
     def covers(self, depth: float, width: float) -> bool:
         """Whether a shape lies where the law was fitted."""
         return False
+
+    def outside(self, depth: float, width: float) -> tuple[str, ...]:
+        """Why a shape does not lie where the law was fitted, in words; nothing where it does."""
+        return () if self.covers(depth, width) else (f"{self.name} states no sizes it was fitted on",)
 
     def plot(self, ax: Axes | None = None, models: Sequence[tuple[str, int, int]] = ()) -> Axes:
         """Draws depth against width with the band of two standard errors; `models` are points (name, layers, width)."""
@@ -115,6 +121,7 @@ class DepthLaw(Law):
     a_std: float = 0.030
     b_std: float = 0.0013
     l_range: tuple[float, float] = (6, 48)
+    models: ClassVar[str] = "plain GPT-type decoders"
     name: str = "levine2020"
 
     def __post_init__(self) -> None:
@@ -147,8 +154,21 @@ class DepthLaw(Law):
         return math.hypot(self.a_std, depth * self.b_std)
 
     def covers(self, depth: float, width: float) -> bool:
+        return not self.outside(depth, width)
+
+    def outside(self, depth: float, width: float) -> tuple[str, ...]:
+        """
+        >>> DepthLaw().outside(96, 1600)
+        ('96 layers, and levine2020 was fitted on 6 to 48',)
+        """
         low, high = self.l_range
-        return low <= depth <= high and self.optimal_width(low) <= width <= self.optimal_width(high)
+        least, most = self.optimal_width(low), self.optimal_width(high)
+        told = [(depth, low, high, f"{depth:g} layers", ""), (width, least, most, f"width {width:g}", "widths ")]
+        return tuple(
+            f"{what}, and {self.name} was fitted on {of}{start:.0f} to {end:.0f}"
+            for size, start, end, what, of in told
+            if not start <= size <= end
+        )
 
     @classmethod
     def from_runs(cls, rows: Iterable[Sequence[float]]) -> DepthLaw:

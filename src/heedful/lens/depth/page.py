@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from heedful._errors import HeedfulError, Unsupported
 from heedful._text import quantity
 from heedful.lens.depth.auditor import Audit, audit, depth_told
-from heedful.lens.depth.shape import FLAGS
 from heedful.lens.depth.skipping import Usefulness, skip_layers
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ def section(subject: Subject) -> Section:
         raise Unsupported(f"no depth verdict: {error}") from None
     rank = _measured_rank(subject.model)
     facts = _facts(found, rank)
+    reasons = found.shape.outside(found.law)
     use = _use(subject)
     data = found.to_dict() | {"effective_embedding_rank": rank, "without_layer": use and use.to_dict()["layers"]}
     summary = "\n".join(
@@ -66,16 +66,12 @@ def section(subject: Subject) -> Section:
             *wrap(f"{_layers(found)} of width {found.shape.width}: {found.place[0]}", 98, subsequent_indent="  "),
             *wrap(found.place[1], 98, subsequent_indent="  "),
             f"by {found.law.name} it is {found.verdict}: {depth_told(found.depth_star, found.sigma)} for this width",
-            *(
-                ["extrapolated: the law was fitted on GPT-type language models"]
-                if "extrapolated" in found.flags
-                else []
-            ),
+            *(part for why in reasons for part in wrap(f"extrapolated: {why}", 98, subsequent_indent="  ")),
             *([f"99 % of the embedding's energy lies in {rank} of {found.shape.width} dimensions"] if rank else []),
             *([_told(use)] if use else []),
         ]
     )
-    notes = "".join(f"<li>{escape(FLAGS[name])}</li>" for name in found.flags)
+    notes = "".join(f"<li>{escape(text.split(': ', 1)[1])}</li>" for text in found.shape.told(found.law, found.flags))
     notes += "".join(f"<li>{escape(note)}</li>" for note in found.notes)
     html = (
         "".join(f"<p>{escape(_sentence(text))}</p>" for text in found.place)

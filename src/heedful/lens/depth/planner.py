@@ -59,7 +59,8 @@ def plan(
 
     Solves $\kappa L d^2 = N$ on the law $\ln d = a + bL$ (Levine et al. 2020, section 5; see `DepthLaw`), then takes whole
     layers within three standard errors and widths that are multiples of `multiple_of`, drops what misses the budget by more
-    than `tolerance`, and ranks by distance from the law, then by how well the sizes suit tensor cores. Where nothing is left, or
+    than `tolerance`, and ranks by distance from the law in steps of half a standard error, then by how well the sizes suit
+    tensor cores, then by nearness to the budget. Where nothing is left, or
     nothing within the law's band, shapes up to 10 % off are taken. $\kappa$ is that of the layer asked for: 12 for a plain one
     with a feed-forward of 4 d.
 
@@ -120,7 +121,7 @@ def plan(
     search = _Search(shape, rule, budget, kappa, tables, step, tolerance, ceiling=memory is not None)
     depth, d = search.optimum()
     aim, remarks = _aim(depth, d, min(vocab, embedding_rank or vocab), max_depth)
-    choices = search.choices(aim, depth, max_depth)
+    choices, order = search.choices(aim, depth, max_depth)
     if abs(choices[0].off) > max(FAR, tolerance or 0.0):
         one = choices[0].shape
         told = f"the nearest shape, {one.layers} x {one.width}, misses the budget of {budget:,.0f} by {choices[0].off:+.0%}"
@@ -132,7 +133,7 @@ def plan(
         count = choices[0].distance * (5 if sigma is None else 1)
         remarks += (f"{count:.0f} {far} off the law: multiples of {step} are coarse here",)
     timed = tuple(replace(c, time=c.shape.step_time() / best.step_time()) for c in choices)
-    return Plan(best, rule, budget, depth, d, rule.sigma_depth(depth), timed, seq_len, best.flags(rule), remarks)
+    return Plan(best, rule, budget, depth, d, rule.sigma_depth(depth), timed, seq_len, best.flags(rule), remarks, order)
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,8 @@ class _Search:
             found.append(next((one for one in shapes if one.width < 64 or _usual(one)), shapes[0]))
         return list(dict.fromkeys(found))
 
-    def choices(self, aim: float, optimum: float, max_depth: int | None) -> tuple[Choice, ...]:
-        """Shapes within the tolerance, best first; the nearest ones where none is."""
+    def choices(self, aim: float, optimum: float, max_depth: int | None) -> tuple[tuple[Choice, ...], str]:
+        """Shapes within the tolerance, best first, and what ranks them; those nearest to the budget where none is."""
         reach = 3 * (self.rule.sigma_depth(optimum) or optimum / 20)
         last = math.ceil(aim + reach) if max_depth is None else min(math.ceil(aim + reach), max_depth)
         first = last if aim == max_depth else max(1, math.floor(aim - reach))
@@ -204,8 +205,12 @@ class _Search:
             far = 2 * choice.distance if aim == optimum else abs(choice.shape.layers - aim)
             return math.floor(far), _unfriendly(choice.shape), abs(choice.off)
 
-        ranked = sorted(fits, key=rank) or sorted(found, key=lambda choice: abs(choice.off))
-        return tuple(ranked[: 1 + OTHERS])
+        if not fits:
+            return tuple(sorted(found, key=lambda choice: abs(choice.off))[: 1 + OTHERS]), "by nearness to the budget"
+        step = "2.5 %" if self.rule.sigma_depth(optimum) is None else "half a σ"  # noqa: RUF001
+        first_by = f"distance from the law in steps of {step}" if aim == optimum else f"distance from {aim:.0f} layers"
+        order = f"by {first_by}, then by sizes that suit tensor cores, then by nearness to the budget"
+        return tuple(sorted(fits, key=rank)[: 1 + OTHERS]), order
 
 
 def _aim(depth: float, width: float, rank: int, max_depth: int | None) -> tuple[float, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from heedful._text import quantity
 from heedful.bridges import configs
 from heedful.lens.depth.law import Law
-from heedful.lens.depth.shape import FLAGS, Shape
+from heedful.lens.depth.shape import Shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +19,11 @@ __all__ = ["Choice", "Plan", "distance_told", "folded", "notes"]
 LATENCY = "Depth runs layer after layer: at equal size a deeper model answers later and trains slower per step."
 
 
-def notes(flags: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
-    """Flags in words, remarks and the one on latency, as lines of a terminal."""
-    told = [*(f"{name}: {FLAGS[name]}" for name in flags), *more, LATENCY]
-    return [part for line in told for part in wrap(line, 78, initial_indent="- ", subsequent_indent="  ")]
+def notes(*remarks: str) -> list[str]:
+    """Remarks and the one on latency, as lines of a terminal."""
+    return [
+        part for line in (*remarks, LATENCY) for part in wrap(line, 78, initial_indent="- ", subsequent_indent="  ")
+    ]
 
 
 def folded(*lines: str) -> list[str]:
@@ -69,6 +70,7 @@ class Plan:
     seq_len: int
     flags: tuple[str, ...]
     notes: tuple[str, ...] = field(default=())
+    order: str = ""  # what the choices are ranked by, in words
 
     @property
     def layers(self) -> int:
@@ -135,7 +137,12 @@ class Plan:
             "activation_bytes": self.shape.activation_bytes(self.seq_len),
         }
         told = {"law": self.law.name, "budget": self.budget, "optimum": star, "shape": self.shape.to_dict()}
-        more = {"flags": list(self.flags), "notes": list(self.notes), "seq_len": self.seq_len}
+        more = {
+            "flags": list(self.flags),
+            "extrapolated": list(self.shape.outside(self.law)),
+            "notes": list(self.notes),
+            "seq_len": self.seq_len,
+        }
         return told | costs | more | {"alternatives": [choice.to_dict() for choice in self.alternatives]}
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -164,6 +171,8 @@ class Plan:
                 f"{choice.shape.layers:>7}  {choice.shape.width:>5}  {choice.shape.layer_params:>16,}"
                 f"  {choice.off:>+6.1%}  {far:>8}  {choice.time:>8.2f}x"
             )
+        if self.alternatives:
+            lines += folded(f"ranked {self.order}")
         memory, cache = shape.activation_bytes(self.seq_len), shape.kv_cache_bytes(self.seq_len)
         lines += [
             "",
@@ -173,7 +182,7 @@ class Plan:
                 f"{cache / 2**20:,.0f} MiB key-value cache and about {memory / 2**20:,.0f} MiB activations, in 16 bit",
             ),
         ]
-        return "\n".join(lines + notes(self.flags, self.notes))
+        return "\n".join(lines + notes(*shape.told(self.law, self.flags), *self.notes))
 
     def __repr__(self) -> str:
         return (

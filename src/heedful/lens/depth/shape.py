@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from heedful._errors import InvalidArgument
+from heedful.bridges.configs import FAMILIES
 from heedful.lens.depth.law import Law, shown
 
 __all__ = ["FLAGS", "Shape"]
@@ -18,7 +19,7 @@ FLAGS = {
     "width_inefficient": "too shallow for its width: below the law by more than its band",
     "vocab_bottleneck": "the embedding's rank is below the width: widening buys little, deepening still does",
     "inner_dim_bottleneck": "heads x head size differs from the width: what is above it is redundant, below it a bottleneck",
-    "extrapolated": "outside of what the law was fitted on (GPT-type language models, 6 to 48 layers, width 215 to 2215)",
+    "extrapolated": "outside of what the law was fitted on",
     "embedding_dominates": "more than half of the parameters are embeddings",
     "head_dim_unusual": "a head size that is no multiple of 8 between 32 and 256 runs slowly",
 }
@@ -160,11 +161,34 @@ class Shape:
         """Seconds of a training step on one device, roughly: $L (c_0 + 6 \\kappa d^2 T / peak)$; depth is sequential."""
         return self.layers * (per_layer + 6 * self.kappa * self.width**2 * tokens / peak)
 
+    def outside(self, law: Law) -> tuple[str, ...]:
+        """Why the law is extrapolated to this shape, in words; nothing where it was fitted on such shapes.
+
+        >>> from heedful.lens.depth import find_law
+        >>> Shape(24, 1024, 16, gated=True).outside(find_law("levine2020"))
+        ('gated feed-forward layers, and levine2020 was fitted on plain GPT-type decoders',)
+        """
+        strange = {
+            "images": self.patch,
+            "attention to an encoder": self.cross_layers,
+            "mixtures of experts": self.experts,
+            "gated feed-forward layers": self.gated,
+            "no decoder": not (self.causal or self.patch) and (self.family in FAMILIES or not self.family),
+            f"{self.family} is not known as a decoder": not (self.causal or self.patch or self.family in FAMILIES),
+        }
+        kinds = [what for what, holds in strange.items() if holds]
+        told = (f"{', '.join(kinds)}, and {law.name} was fitted on {law.models}",) if kinds and law.models else ()
+        return told + law.outside(self.layers, self.width)
+
+    def told(self, law: Law, flags: tuple[str, ...]) -> list[str]:
+        """Flags in words, `extrapolated` with its reasons."""
+        why = {"extrapolated": "; ".join(self.outside(law))}
+        return [f"{name}: {FLAGS[name]}{f' ({why[name]})' if name in why else ''}" for name in flags]
+
     def flags(self, law: Law, vocab_rank: int | None = None) -> tuple[str, ...]:
         """Names from `FLAGS` that hold for this shape."""
         best, band = law.optimal_depth(self.width), law.band(self.width)
         rank = self.rank if vocab_rank is None else vocab_rank
-        usual = self.causal and not (self.gated or self.experts or self.cross_layers or self.patch)
         assert self.head_dim is not None
         holds = {
             # Far below its range the law gives no depth at all.
@@ -172,7 +196,7 @@ class Shape:
             "width_inefficient": best > self.layers + band,
             "vocab_bottleneck": rank is not None and rank < self.width,
             "inner_dim_bottleneck": self.inner != self.width,
-            "extrapolated": not (usual and law.covers(self.layers, self.width)),
+            "extrapolated": bool(self.outside(law)),
             "embedding_dominates": 2 * self.embedding_params > self.params,
             "head_dim_unusual": self.head_dim % 8 != 0 or not 32 <= self.head_dim <= 256,
         }
