@@ -227,6 +227,14 @@ def test_explain_prints_set_graph_and_baselines(tmp_path):
 
 
 @with_demo
+def test_limits_are_named_as_options():
+    told = call("explain", "demo", "--max-calls", "3", "--no-baselines", "the old cat sat on a red mat")
+    assert told.exit_code == 0
+    assert "--max-calls" in told.output
+    assert "max_calls" not in told.output
+
+
+@with_demo
 def test_explain_in_json(tmp_path):
     told = call(
         "explain", "demo", "Water is wet.", "--json", "--no-baselines", "--alpha", "0.05", "--samples", "head-dim", "--layer", "2",

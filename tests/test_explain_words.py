@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from itertools import combinations
 
@@ -77,10 +78,66 @@ def test_a_decoder_that_depends_on_its_first_or_last_word_is_explained_by_it(mak
 def test_sets_that_end_a_text_elsewhere_come_last():
     """Cutting out the last word asks for another next word: any word says more."""
     found = explain(gpt2(3), SENTENCE, tokenizer=wordpiece(marks=False))
+    last = SENTENCE.split()[-1]
     assert len(found.sets) > 1
-    assert found.sets[-1].words == (SENTENCE.split()[-1],)
-    assert found.words != found.sets[-1].words
-    assert any("listed behind the others" in sentence for sentence in found.trust)
+    assert not any(last in one.words for one in found.sets)
+    assert [one.words for one in found.ending] == [(last,)]
+    assert any("listed apart" in sentence for sentence in found.trust)
+
+
+def continued(sets):
+    """A text whose next word changes without any of these sets of words, and not otherwise."""
+    task = TextModel(gpt2(), wordpiece(marks=False)).ask(SENTENCE)
+
+    def scores(removed):
+        lost = [max(len(one & set(given)) / len(one) for one in sets) for given in removed]
+        return torch.tensor([[1.0, 2.0 if x >= 1 else x / 2, *[-9.0] * 30] for x in lost], dtype=torch.float64)
+
+    task.scores = scores
+    return task
+
+
+@pytest.mark.parametrize("trivial", [{7}, {2, 7}])
+def test_the_last_word_does_not_end_the_search(trivial):
+    """Without its last word a text asks for another next word: the words that decide this one are looked for."""
+    words = SENTENCE.split()
+    found = explain(continued([trivial, {0, 3, 5}]), baselines=False)
+    assert found.words == ("house", "good", "and")
+    assert [one.words for one in found.sets] == [found.words]
+    assert [one.words for one in found.ending] == [tuple(words[at] for at in sorted(trivial))]
+    said = "but then the text asks for another next word"
+    data = found.to_dict()
+    assert said in str(found).replace("\n", " ")
+    assert said in data["ending_note"]
+    assert data["ending"][0]["words"] == [words[at] for at in sorted(trivial)]
+    assert "Sets with the last word, without which the text asks for another next word" in found.to_html()
+    assert "without the last word among the candidates were tried" in found.sets_note
+    assert "No smaller set without the last word that was tried does." in str(found).replace("\n", " ")
+    pair = explain(continued([trivial, {0, 3}]), baselines=False)
+    assert pair.words == ("house", "good")
+    alone = explain(continued([trivial, {4}]), baselines=False)
+    assert alone.words == ("film",)
+    assert all(one.words == ("film",) for one in alone.sets)
+
+
+@pytest.mark.parametrize("only", [{7}, {2, 7}])
+def test_where_only_the_last_word_matters_it_is_the_answer_with_a_caveat(only):
+    found = explain(continued([only]), baselines=False, max_size=3)
+    assert found.words == tuple(SENTENCE.split()[at] for at in sorted(only))
+    assert found.only_ending
+    assert found.sets == found.ending
+    said = "no set of at most 3 other words that was tried changes the answer"
+    assert said in str(found).replace("\n", " ")
+    assert said in found.to_dict()["ending_note"]
+    assert said in found.to_html()
+    few = explain(continued([{7}, {0, 3}]), baselines=False, max_calls=9)
+    assert few.words == ("cat",)
+
+
+def test_what_stands_before_a_full_stop_is_no_last_word():
+    task = TextModel(gpt2(), wordpiece(marks=False)).ask("the cat sat .")
+    found = explain(task, baselines=False)
+    assert found.ending == ()
 
 
 def test_one_mark_for_everything_is_no_obstacle():
@@ -215,9 +272,14 @@ def test_every_equally_small_set_is_listed_the_strongest_first():
 def test_the_limit_on_sets_is_told():
     every = [set(pair) for pair in combinations(range(12), 2)]
     found = explain(planted(every), max_sets=4, baselines=False)
-    assert 4 <= len(found.sets) < 66
-    assert "the search stopped at its limit of 4 sets (max_sets)" in found.sets_note
+    assert len(found.sets) == 4
+    assert [one.score for one in found.sets] == sorted(one.score for one in found.sets)
+    assert re.search(
+        r"the search stopped at its limit of 4 sets \(max_sets\), so there may be more; \d+ more are known",
+        found.sets_note,
+    )
     assert "limit of 4 sets" in str(found).replace("\n", " ")
+    assert "its limit of 1 set (max_sets)" in explain(planted(every), max_sets=1, baselines=False).sets_note
     with pytest.raises(InvalidArgument, match="max_sets must be a whole number"):
         explain(classifier(), TEXT, tokenizer=wordpiece(), max_sets=0)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile
+from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile, in_options
 
 if TYPE_CHECKING:
     from heedful.lens.causes import Explanation
@@ -57,7 +57,7 @@ def explain(
         str, typer.Option(help="auto, classification, mlm, next-token; embedding leaves the head out.")
     ] = "auto",
     max_size: Annotated[int, typer.Option(help="No sets larger than this.")] = 5,
-    max_sets: Annotated[int, typer.Option(help="List so many sets of the smallest size.")] = 10,
+    max_sets: Annotated[int, typer.Option(help="List so many sets of the smallest size; of single words all.")] = 10,
     max_calls: Annotated[int, typer.Option(help="Ask about so many inputs at most.")] = 2000,
     candidates: Annotated[
         int | None, typer.Option(help="Words that take part, the most attended.", show_default="32")
@@ -146,5 +146,6 @@ def show(found: Explanation) -> None:
     from heedful.lens.causes.telling import lines
 
     console = Console(highlight=False)
-    first, *rest = lines(found, min(console.width, 100))
+    spelled = {"max_sets": "--max-sets", "max_calls": "--max-calls"}
+    first, *rest = lines(found, min(console.width, 100), lambda note: in_options(note, spelled))
     console.print(Text(first, "bold"), Text("\n".join(rest)), sep="\n")

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from heedful._text import quantity
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.baselines import BaselineResult
 from heedful.lens.causes.questions import Seen, Task
 from heedful.lens.causes.result import Effect, Explanation, Removal, WordScore
 from heedful.lens.causes.searching import Found, Inquiry, Replies, Reply, Units
 
-__all__ = ["Searched", "conclude"]
+__all__ = ["Searched", "conclude", "last_of"]
 
 ALTERNATIVES = 10
 
@@ -36,18 +37,31 @@ class Searched(NamedTuple):
     units: list[int]
 
 
+def last_of(task: Task, units: Sequence[int]) -> int | None:
+    """The place in `units` of the word that the next token is to follow; None where there is none.
+
+    Without it a text asks for another next word, often that very one.
+    """
+    last = len(task.units) - 1
+    ends = task.kind == "next-token" and last in units and task.target[0] - 1 in task.units[last]
+    return units.index(last) if ends else None
+
+
 def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, BaselineResult]) -> Explanation:
     """The explanation; its seconds are for the caller to tell."""
     task, seen, replies, ask, found, graph, names, target_node, of_unit, units = searched
     whole = ask([()])[0]
     # Single words are all known, also those that no graph proposed.
     alone = [one for one in ask.tried if len(one) == 1 and ask.tried[one].flipped] if len(found.units) == 1 else []
-    # Without its last word a text asks for another next word, often that very one: other words say more.
-    last = len(task.units) - 1 if task.kind == "next-token" else -1
+    last = last_of(task, units)
     every = sorted(
         {*found.all_units, *alone},
-        key=lambda one: (last in (units[at] for at in one), ask.tried[one].score, ask.tried[one].margin, one),
+        key=lambda one: (last in one, ask.tried[one].score, ask.tried[one].margin, one),
     )
+    with_last = [one for one in ask.tried if last in one and ask.tried[one].flipped]
+    least = min(map(len, with_last), default=0)
+    ending = sorted((one for one in with_last if len(one) == least), key=lambda one: (ask.tried[one].score, one))
+    every = [one for one in every if last not in one] or every
     best: Units = (
         every[0]
         if every
@@ -66,6 +80,8 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
 
     chosen = removal(best, without)
     sets = (chosen, *(removal(one, ask.tried[one]) for one in every if one != best)) if flipped else ()
+    # Single words are all measured, and all told.
+    most = len(sets) if len(best) == 1 else settings["max_sets"]
     tried = sorted(
         (one for one in ask.tried if one and one != best and one not in every),
         key=lambda one: (
@@ -116,8 +132,9 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
             *(none if embedding else scores),
             *(scores if embedding else none),
         ),
-        sets=sets,
-        sets_note=_tried(ask, found, len(units), settings["max_sets"]) if flipped else "",
+        sets=sets[:most],
+        sets_note=_tried(ask, found, len(units), settings["max_sets"], last, len(sets)) if flipped else "",
+        ending=tuple(removal(one, ask.tried[one]) for one in ending[: settings["max_sets"]]),
         scores=tuple(
             _word_score(at, ask, removal((at,), ask.tried[at,]))
             for at in sorted((one[0] for one in ask.tried if len(one) == 1), key=of_unit.__getitem__)
@@ -135,8 +152,7 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
         confidence=tuple(graph.confidence_.tolist()),
         trust=(),
     )
-    ends = any(units[at] == last for one in every for at in one)
-    return replace(made, trust=_trust(made, found, without.flipped, ends))
+    return replace(made, trust=_trust(made, found, without.flipped))
 
 
 def _word_score(at: int, ask: Inquiry, alone: Removal) -> WordScore:
@@ -152,21 +168,24 @@ def _word_score(at: int, ask: Inquiry, alone: Removal) -> WordScore:
     )
 
 
-def _tried(ask: Inquiry, found: Found, count: int, most: int) -> str:
+def _tried(ask: Inquiry, found: Found, count: int, most: int, last: int | None, known: int) -> str:
     """Which sets of the smallest size were tried."""
     size = len(found.units)
-    asked, every = sum(len(one) == size for one in ask.tried), math.comb(count, size)
-    what = "single words" if size == 1 else f"sets of {size} words"
+    without = last is not None and size > 1 and last not in found.units
+    asked = sum(len(one) == size and not (without and last in one) for one in ask.tried)
+    every = math.comb(count - without, size)
+    kind = ("single word", "single words") if size == 1 else (f"set of {size} words", f"sets of {size} words")
+    what = kind[every != 1] + " without the last word" * without
     if asked == every:
-        return f"all {every} {what} among the candidates were tried"
-    why = ""
+        return f"{f'all {every:,}' if every > 1 else 'the one'} {what} among the candidates {'were' if every > 1 else 'was'} tried"
     if found.full:
-        why = f"; the search stopped at its limit of {most} sets (max_sets), so there may be more"
+        more = f"; {known - most} more {'are' if known - most > 1 else 'is'} known" if known > most and size > 1 else ""
+        why = f"; the search stopped at its limit of {quantity(most, 'set')} (max_sets), so there may be more{more}"
     elif found.exhausted:
         why = "; max_calls ended the search, so there may be more"
     else:
         why = "; those that smaller sets foretell little effect for were not, so there may be more"
-    return f"{asked} of {every} {what} among the candidates were tried{why}"
+    return f"{asked:,} of {every:,} {what} among the candidates {'was' if asked == 1 else 'were'} tried{why}"
 
 
 def _left_out(task: Task, units: Sequence[int], ask: Inquiry) -> tuple[tuple[str, str], ...]:
@@ -182,7 +201,7 @@ def _left_out(task: Task, units: Sequence[int], ask: Inquiry) -> tuple[tuple[str
     return (*getattr(task, "left_out", ()), *others, *unasked)
 
 
-def _trust(told: Explanation, found: Found, alone: bool, ends: bool) -> tuple[str, ...]:
+def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:
     """When not to trust it, plainly."""
     settings = told.settings
     said = []
@@ -199,9 +218,10 @@ def _trust(told: Explanation, found: Found, alone: bool, ends: bool) -> tuple[st
             "The first word stands where a decoder's idle attention goes, so that its edges in the graph need not be about the word; "
             "removing it is what counts."
         )
-    if ends:
+    if told.ending:
         said.append(
-            "Without its last word the text asks for another next word, so that sets with it are listed behind the others of their size."
+            "Without its last word the text asks for another next word, so that sets with it say little about the answer"
+            f"{'' if told.only_ending else ', and are listed apart'}."
         )
     if told.part:
         said.append(f"The text is longer than the model can read: {told.part}.")

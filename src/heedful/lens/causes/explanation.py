@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from heedful._errors import InvalidArgument
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.baselines import BaselineResult, compare
-from heedful.lens.causes.conclusion import Searched, conclude
+from heedful.lens.causes.conclusion import Searched, conclude, last_of
 from heedful.lens.causes.covariance import weights_of
 from heedful.lens.causes.questions import Seen, Task, unique
 from heedful.lens.causes.result import Effect, Explanation, Removal, WordScore
@@ -132,6 +132,7 @@ class CausalExplainer:
             patience=self.patience or (PATIENCE if len(seen.tokens) <= SHORT else PATIENCE // 4),
             prune=self.prune,
             max_sets=self.max_sets,
+            last=last_of(task, units),
             progress=lambda done, total: say("searching", done, total),
         )
         # Every word by itself, whether or not the search came to it.
@@ -256,7 +257,7 @@ def explain(
         merge: `"words"` takes the pieces of a word away together, since what is left of a word tells it; `"tokens"` does not. Words are
             those of your text, by its characters, whatever the tokenizer makes of them.
         max_size, max_calls: bounds on the set and on the different inputs that the search asks about.
-        max_sets: how many sets of the smallest size are looked for; of single words, all are found.
+        max_sets: how many sets of the smallest size are looked for and listed; of single words, all are.
         radius: how far from the answer the graph is followed; to its end by default.
         candidates: how many words take part, 32 by default: those most attended from the answer and those with the largest
             gradient times input, in turn. `settings` tells of how many.

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 from heedful._text import quantity
 from heedful.lens.causes import draw
-from heedful.lens.causes.telling import PUNCTUATION, after, by_reason, headline, methods, shown, told
+from heedful.lens.causes.telling import ENDING, PUNCTUATION, after, by_reason, headline, methods, shown, told
 from heedful.lens.sections import Finding, Section, html_table, readable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from heedful.lens.causes.explanation import Explanation
+    from heedful.lens.causes.result import Removal
     from heedful.lens.sections import Subject
 
 __all__ = ["fragment", "html_of", "section"]
@@ -187,11 +190,18 @@ def _sets(found: Explanation) -> str:
         return ""
     measure = found.measure
     head = ["removed", f"{measure} before", f"{measure} after", *([] if found.task == "embedding" else ["answer then"])]
-    rows = [
-        [" + ".join(one.words), shown(found.before), shown(one.score), *filter(None, [after(found, one)])]
-        for one in found.sets
-    ]
-    return f"<h3>The smallest sets</h3>{html_table(head, rows, f'{found.sets_note[:1].upper()}{found.sets_note[1:]}')}"
+
+    def table(sets: Sequence[Removal], caption: str) -> str:
+        rows = [
+            [" + ".join(one.words), shown(found.before), shown(one.score), *filter(None, [after(found, one)])]
+            for one in sets
+        ]
+        return html_table(head, rows, caption)
+
+    apart = "" if found.only_ending or not found.ending else table(found.ending, ENDING)
+    return (
+        f"<h3>The smallest sets</h3>{table(found.sets, f'{found.sets_note[:1].upper()}{found.sets_note[1:]}')}{apart}"
+    )
 
 
 def _scores(found: Explanation) -> str:

@@ -97,8 +97,11 @@ class Explanation:
         correlation: `[heads, m, m]`.
         sem: for decoders, `sem_weights` of every head, `[heads, n, n]`; else None.
         effect: margins and probabilities before and after.
-        sets: every set of the smallest size that was found to change the answer, by falling effect; `indices` is the first.
+        sets: the sets of the smallest size that were found to change the answer, by falling effect, `max_sets` of them (all of single
+            words); `indices` is the first.
         sets_note: which sets of that size were tried, and whether a limit ended the search for more.
+        ending: of a text whose next token is asked for, the smallest sets that change the answer and hold its last word. Without it another next
+            word is asked for, so that they are apart; where no other set was found they are `sets` too.
         scores: how much each word matters by itself and beside others, in the order of the text.
         alternatives: other sets that were tried: those that change the answer too, then those with the largest effects.
         left_out: what was never removed, each with the reason.
@@ -133,6 +136,7 @@ class Explanation:
     effect: Effect
     sets: tuple[Removal, ...]
     sets_note: str
+    ending: tuple[Removal, ...]
     scores: tuple[WordScore, ...]
     alternatives: tuple[Removal, ...]
     left_out: tuple[tuple[str, str], ...]
@@ -189,8 +193,15 @@ class Explanation:
 
         return framed(self.to_html())
 
+    @property
+    def only_ending(self) -> bool:
+        """Whether no set was found but such as hold the last word of the text."""
+        return bool(self.ending) and self.ending[:1] == self.sets[:1]
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the attention; JSON types alone."""
+        from heedful.lens.causes.telling import ending_note
+
         effect = {name: value if math.isfinite(value) else None for name, value in self.effect._asdict().items()}
         return {
             "task": self.task,
@@ -213,6 +224,8 @@ class Explanation:
             self.measure: self.before,
             "sets": [self._listed(one) for one in self.sets],
             "sets_note": self.sets_note,
+            "ending": [self._listed(one) for one in self.ending],
+            "ending_note": ending_note(self),
             "scores": [
                 {name: value for name, value in one._asdict().items() if name != "alone"}
                 | {"alone": self._listed(one.alone)}

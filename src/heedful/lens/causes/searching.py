@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import NamedTuple
 
@@ -149,6 +149,7 @@ def search(
     patience: int = 256,
     prune: bool = True,
     max_sets: int = 1,
+    last: int | None = None,
     progress: Progress | None = None,
 ) -> Found:
     """The smallest sets whose removal changes the answer, by size, over the graphs of all heads together.
@@ -169,14 +170,18 @@ def search(
         target: the node of the answer.
         nodes: the node of each unit.
         attention: the weight that the target gives each unit, by which single units are ordered; by dependence without it.
+        last: the unit without which another question is asked, as the last word is of a text that goes on. Sets with it change the
+            answer, but do not end the search: larger ones without it are tried, and it counts where none of these does.
     """
     graphs = [_Graph(pag, target, nodes, radius) for pag in pags]
     count = len(nodes)
     margin = ask([()])[0].margin
     # What single units do, and what every set that was tried does.
     drop, known = np.zeros(count), dict[Units, float]()
-    for size in range(1, min(max_size, count) + 1):
-        chosen = _sets(count, size, drop)
+    ending: Found | None = None
+    for size, chosen in _turns(count, max_size, drop, last):
+        if ending is not None and (chosen == last).any():
+            continue
         if order == "depth":
             proposed = _by_depth(chosen, graphs)
         elif size == 1:
@@ -204,9 +209,26 @@ def search(
             if full:
                 break
         if hits:
-            every = _smallest(ask, hits, prune)
-            return Found(every[0], every, _proposing(every[0], graphs), calls, ask.left <= 0, full)
-    return Found((), (), None, ask.calls, ask.left <= 0, False)
+            own = [one for one in hits if last not in one]
+            every = _smallest(ask, own or hits, prune)
+            found = Found(every[0], every, _proposing(every[0], graphs), calls, ask.left <= 0, full)
+            if last not in every[0]:
+                return found
+            ending = ending or found
+    return replace(ending or Found((), (), None, ask.calls, False, False), exhausted=ask.left <= 0)
+
+
+def _turns(
+    count: int, max_size: int, drop: NDArray[np.float64], last: int | None
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The sets to try, by size: single units together, of larger sets those with the last unit behind the others."""
+    for size in range(1, min(max_size, count) + 1):
+        every = _sets(count, size, drop)
+        held = (every == (-1 if last is None else last)).any(-1) & (size > 1)
+        if not held.all():
+            yield size, every[~held]
+        if held.any():
+            yield size, every[held]
 
 
 def _smallest(ask: Inquiry, hits: Sequence[Units], prune: bool) -> tuple[Units, ...]:

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from heedful.lens.causes.result import Explanation, Removal
 
-__all__ = ["after", "before", "by_reason", "headline", "lines", "listed", "methods", "shown", "told"]
+__all__ = ["after", "before", "by_reason", "ending_note", "headline", "lines", "listed", "methods", "shown", "told"]
 
 # Words that a headline names, sets that are listed, words whose scores are printed, words of a reason to leave them out.
 NAMED, SETS, WORDS, REASONS = 6, 10, 8, 12
 VERBS = {"mask": "Masking"}
 PUNCTUATION = "punctuation"
+ENDING = "Sets with the last word, without which the text asks for another next word"
 
 
 def headline(
     found: Explanation, word: Callable[[str], str] = str, answer: Callable[[str], str] = lambda text: repr(text)
 ) -> str:
     """The strongest thing that was found to be true, with every equal beside it; `word` and `answer` mark these up."""
-    masking = VERBS.get(str(found.settings.get("replace")), "Removing")
+    masking = _verb(found)
     things = _things(found)
     if found.task == "embedding":
         opening = ""
@@ -37,7 +38,9 @@ def headline(
     def joined(one: Sequence[str]) -> str:
         return listed([word(name) for name in one], "and")
 
-    singles = sum(one.alone.flipped for one in found.scores)
+    ending = f" {note}" if (note := ending_note(found, word)) else ""
+    but = " but the last" if any(len(one.indices) == 1 for one in found.ending) and not found.only_ending else ""
+    singles = sum(one.alone.flipped for one in found.scores) - bool(but)
     if not found.found:
         size = found.settings["max_size"]
         closest = f" {masking} {joined(found.words)} {most}: {_effect(found, None, answer)}." if found.words else ""
@@ -45,21 +48,37 @@ def headline(
         which = "that the graphs propose" if singles else "that was tried"
         return f"{opening}No set of at most {size} {things} {which} {changes}{bound}.{closest}"
     first, size = found.sets[0], found.size
-    none = f" No single {things[:-1]} does." if size == 2 and not singles else ""
-    smaller = none or (" No smaller set that was tried does." if size > 2 and not singles else "")
+    none = f" No single {things[:-1]}{but} does." if size == 2 and not singles else ""
+    without = " without the last word" if found.ending and not found.only_ending else ""
+    smaller = none or (f" No smaller set{without} that was tried does." if size > 2 and not singles else "")
     effect = _effect(found, first, answer)
     if len(found.sets) == 1:
         together = " alone" if size == 1 else " together"
         all_tried = found.sets_note.startswith("all ")
-        only = f" No other single {things[:-1]} does." if size == 1 and singles == 1 and all_tried else smaller
-        return f"{opening}{masking} {joined(first.words)}{together} {changes}{bound}: {effect}.{only}"
+        only = f" No other single {things[:-1]}{but} does." if size == 1 and singles == 1 and all_tried else smaller
+        return f"{opening}{masking} {joined(first.words)}{together} {changes}{bound}: {effect}.{only}{ending}"
     if size == 1:
         every = [word(one.words[0]) for one in found.sets]
         rest = [f"{len(every) - NAMED} others"] if len(every) > NAMED + 1 else every[NAMED:]
         any_one = f"any one of {listed(every[:NAMED] + rest, 'or')}"
     else:
         any_one = f"any one of {len(found.sets)} sets of {size} {things}"
-    return f"{opening}{masking} {any_one} {changes}{bound}; {joined(first.words)} {most}: {effect}.{smaller}"
+    return f"{opening}{masking} {any_one} {changes}{bound}; {joined(first.words)} {most}: {effect}.{smaller}{ending}"
+
+
+def ending_note(found: Explanation, word: Callable[[str], str] = str) -> str:
+    """What to think of sets that hold the last word of a text whose next token is asked for; empty where there are none."""
+    if not found.ending:
+        return ""
+    if found.only_ending:
+        return (
+            "This is the last word, without which the text asks for another next word; "
+            if found.size == 1
+            else "With the last word gone the text asks for another next word; "
+        ) + f"no set of at most {found.settings['max_size']} other words that was tried changes the answer."
+    first = listed([word(name) for name in found.ending[0].words], "and")
+    what = f"the last word, {first}," if len(found.ending[0].words) == 1 else f"{first}, the last word among them,"
+    return f"{_verb(found)} {what} changes it too, but then the text asks for another next word."
 
 
 def _opening(found: Explanation, answer: Callable[[str], str]) -> str:
@@ -80,6 +99,10 @@ def _effect(found: Explanation, one: Removal | None, answer: Callable[[str], str
         return f"the cosine is then {shown(score)}"
     then = f"the probability of {answer(found.answer)} is then {shown(score)}"
     return f"the model answers {answer(one.answer)}, and {then}" if one is not None and found.rank == 1 else then
+
+
+def _verb(found: Explanation) -> str:
+    return VERBS.get(str(found.settings.get("replace")), "Removing")
 
 
 def _things(found: Explanation) -> str:
@@ -117,14 +140,17 @@ def told(found: Explanation, width: int = 100) -> str:
     return "\n".join(part for part in lines(found, width))
 
 
-def lines(found: Explanation, width: int = 100) -> list[str]:
-    """The headline, then the sets, the scores of words, the graph, the baselines, and how far to trust it."""
+def lines(found: Explanation, width: int = 100, spell: Callable[[str], str] = str) -> list[str]:
+    """The headline, then the sets, the scores of words, the graph, the baselines, and how far to trust it.
+
+    `spell` writes the arguments that a note names as the reader gives them.
+    """
     made = ["\n".join(textwrap.wrap(headline(found), width))]
-    made += _set_lines(found, width) + _score_lines(found, width)
+    made += _set_lines(found, width, spell) + _score_lines(found, width)
     for reason, words in by_reason(found).items():
         some = (" " if reason == PUNCTUATION else ", ").join(words[:REASONS])
         some += f" and {len(words) - REASONS} more" if len(words) > REASONS else ""
-        made += textwrap.wrap(f"Never removed: {some} ({reason}).", width)
+        made += textwrap.wrap(f"Never removed: {some} ({spell(reason)}).", width)
     pag = found.pag
     where = f"layer {found.layer}" + (f", head {found.head}" if found.head is not None else "")
     made += textwrap.wrap(
@@ -139,22 +165,29 @@ def lines(found: Explanation, width: int = 100) -> list[str]:
             short = textwrap.shorten(taken, max(20, width - 38), placeholder=" ...")
             made.append(f"{name:<18} {size:>4} {least:>6} {calls:>5}  {short}".rstrip())
     for sentence in found.trust:
-        made += textwrap.wrap(sentence, width)
+        made += textwrap.wrap(spell(sentence), width)
     return made
 
 
-def _set_lines(found: Explanation, width: int) -> list[str]:
+def _set_lines(found: Explanation, width: int, spell: Callable[[str], str]) -> list[str]:
     if not found.found:
         return []
-    made = textwrap.wrap(f"Smallest sets ({found.sets_note}):", width)
-    names = [" + ".join(one.words) for one in found.sets[:SETS]]
+    made = textwrap.wrap(f"Smallest sets ({spell(found.sets_note)}):", width) + _rows(found, found.sets, width)
+    if found.ending and not found.only_ending:
+        made += textwrap.wrap(f"{ENDING}:", width) + _rows(found, found.ending, width)
+    return made
+
+
+def _rows(found: Explanation, sets: Sequence[Removal], width: int) -> list[str]:
+    made = []
+    names = [" + ".join(one.words) for one in sets[:SETS]]
     room = min(max(map(len, names)), max(12, width - 46))
-    for name, one in zip(names, found.sets, strict=False):
+    for name, one in zip(names, sets, strict=False):
         effect = f"{found.measure} {shown(found.before)} -> {shown(one.score)}"
         then = f", answer {after(found, one)}" if after(found, one) else ""
         made.append(_fit(f"  {_fit(name, room):<{room}}  {effect}{then}", width))
-    if len(found.sets) > SETS:
-        made.append(f"  ... {len(found.sets) - SETS} more; --json prints all")
+    if len(sets) > SETS:
+        made.append(f"  ... {len(sets) - SETS} more; --json prints all")
     return made
 
 
