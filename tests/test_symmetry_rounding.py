@@ -202,3 +202,66 @@ def test_an_error_on_odd_inputs_alone_is_noted():
     report = check_equivariance(picky, d=4, trials=60)
     assert report.passed
     assert any("f raises an error at" in note and "scaled by 1000" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("f", [lambda x: ((x + 0.05) * 4).round() / 4, lambda x: (x * 8).round() / 8])
+@pytest.mark.parametrize("shrinking", [True, False])
+def test_a_counterexample_states_the_tolerance_it_failed(f, shrinking):
+    report = check_equivariance(f, d=8, trials=80, shrinking=shrinking)
+    example = report.counterexample
+    assert example.error > example.tolerance == report.tolerance == 0.05
+    assert "allowed 0.05" in str(report)
+    assert "allowed 0.05" in str(audit(f, d=8, trials=40, checks=("O",)))
+
+
+def test_a_plain_counterexample_allows_rounding_alone():
+    example = check_equivariance(torch.relu, d=8, trials=40).counterexample
+    assert example.tolerance < 1e-12
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x[x.norm(dim=-1).argsort()],
+        lambda x: x * torch.floor(x.norm(dim=-1, keepdim=True)),
+        lambda x: x * (x.norm(dim=-1, keepdim=True) > 2),
+    ],
+)
+def test_what_jumps_and_commutes_exactly_holds(f):
+    report = check_equivariance(f, d=8)
+    assert report.outcome == "holds"
+    assert report.largest < 1e-14
+    assert "let f compute" not in str(report)
+
+
+def test_a_jump_that_hides_errors_is_called_a_jump():
+    """At |x| = 50 the floor of a norm is 49 or 50, as rounding has it."""
+    x = torch.zeros(1, 8, dtype=torch.float64)
+    x[0, :2] = torch.tensor([30.0, 40.0])
+    report = check_equivariance(
+        lambda x: x * torch.floor(x.norm(dim=-1, keepdim=True)), d=8, sampler=[x, torch.randn(3, 8).double()], trials=40
+    )
+    assert report.weak
+    assert "f jumps" in str(report)
+    assert "let f compute" not in str(report)
+
+
+def _lennard_jones(x):
+    r = torch.pdist(x)
+    return (4 * (r**-12 - r**-6)).sum()
+
+
+@pytest.mark.parametrize("f", [lambda x: (1 / x.norm(dim=-1) ** 6).sum(), _lennard_jones])
+def test_energies_that_decay_hold(f):
+    report = check_equivariance(f, d=8, n=(2, 3, 5), invariant=True)
+    assert (report.outcome, report.weak) == ("holds", False)
+
+
+def test_inputs_at_which_f_vanishes_are_replaced_and_counted():
+    report = check_equivariance(lambda x: x * torch.exp(-x.square().sum()), d=4, trials=80)
+    assert report.outcome == "holds"
+    assert any("f vanishes at" in note and "scaled by 1000" in note for note in report.notes)
+    assert "scaled by 1000" not in report.inputs
+    # One whose breach is lost at large inputs alone is found at the ordinary ones.
+    assert not check_equivariance(lambda x: x.relu() / x.norm() ** 6, d=4, trials=80).passed
+    assert not check_equivariance(lambda x: x - x.mean(0), d=4, n=1, trials=16).notes[0].startswith("inputs")

@@ -23,9 +23,6 @@ ROWS, COLUMNS = 6, 16
 # The same for JSON.
 LISTED = 4096
 
-# A tolerance above this says little.
-WEAK = 0.01
-
 
 class SymmetryBroken(HeedfulError, AssertionError):
     """Raised by `raise_if_failed`; the message is the report."""

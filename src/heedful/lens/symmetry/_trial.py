@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful.lens.symmetry._call import Callee
-from heedful.lens.symmetry._inputs import EQUAL, GIVEN, NORMAL, WHOLE
+from heedful.lens.symmetry._inputs import EQUAL, GIVEN, LARGE, NORMAL, TINY, WHOLE
 from heedful.lens.symmetry._moves import Move, Shuffle, Turn
 
 Output = Literal["rows", "matrix", "scalar"] | Callable[[Tensor, Tensor], Any]
@@ -27,6 +27,11 @@ FACTOR, TYPICAL = 6.0, 2.0
 
 # Whatever was measured, a larger error is none of rounding.
 CAP = 0.05
+
+# A tolerance above this says little.
+WEAK = 0.01
+
+VANISHES = "f vanishes"
 
 # Outputs below this share of the inputs' norm count as zero when errors are divided by their size.
 FLOOR = 1e-3
@@ -65,8 +70,14 @@ class Trial:
 
     @property
     def small(self) -> bool:
-        """Whether the error was measured against the input, for the output is nothing beside it."""
-        return self.kind in (NORMAL, GIVEN) and 0.0 < float(self.base.norm()) < FLOOR * float(self.x.norm())
+        """Whether the error of an ordinary input was measured against the input, for the output is nothing beside it."""
+        return self.kind in (NORMAL, GIVEN) and self.unseen
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the output is nothing beside the input and differs by more than rounding: its error was not seen."""
+        own = max(_norm(self.base), _norm(self.got))
+        return own < FLOOR * _norm(self.x) and not self.error * self.size <= FINE * own
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +130,9 @@ class Test:
         noise = _norm(back, base) / size if finite else 0.0
         error = _norm(got, expected) / size if finite else math.inf
         eps = torch.finfo(callee.dtype).eps
-        allowed = max(min(MARGIN * max(noise, eps * x.shape[-1] ** 0.5), FINE), FACTOR * noise, eps)
+        allowed = max(min(MARGIN * eps * x.shape[-1] ** 0.5, FINE), eps)
+        if error > allowed:
+            allowed = max(allowed, min(MARGIN * noise, FINE), FACTOR * noise)
         tolerance = min(allowed, CAP) if self.tol == "auto" else float(self.tol)
         return Trial(move, x, z, kind, base, got, expected, size, error, noise, tolerance)
 
@@ -193,10 +206,12 @@ class Test:
     def void(self, trial: Trial) -> str:
         """Why an input that was drawn on purpose says nothing of symmetry; empty where it does.
 
-        f may overflow before and after the move; and where nearby inputs give values far apart (two norms are equal, and the
+        f may vanish, or overflow before and after the move; and where nearby inputs give values far apart (two norms are equal, and the
         larger is asked for) rounding decides which of them it takes.
         """
-        if trial.kind in (NORMAL, GIVEN) or not trial.failed:
+        if trial.kind in (TINY, LARGE) and (trial.unseen or not (trial.base.any() or trial.got.any())):
+            return VANISHES
+        if trial.kind in (NORMAL, GIVEN) or not (trial.failed or trial.tolerance > WEAK):
             return ""
         if not bool(trial.base.isfinite().all()) and not bool(trial.got.isfinite().all()):
             return "f is not finite"
