@@ -134,7 +134,7 @@ def test_the_best_epoch_is_kept():
 def test_the_record_tells_itself():
     done = SeriesClassifier(**SMALL).fit(X, Y).training_
     assert str(done).startswith("4 epochs, the best is")
-    assert str(Training((Epoch(0.5, {}),), 1, 1)) == "1 epochs (1 from a checkpoint), last loss 0.5"
+    assert str(Training((Epoch(0.5, {}),), 1, 1)) == "1 epoch (1 from a checkpoint), last loss 0.5"
     assert done.to_dict()["epochs"][3]["held_out"].keys() == {"loss", "accuracy"}
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra 'plot' is not installed")
     ax = done.plot()

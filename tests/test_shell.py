@@ -80,7 +80,7 @@ def check_line(outcome, command):
         (("fit", "series.npz", "--out", "m", "--heads", "7"), "multiple of --heads; got --embed-dim 64, --heads 7"),
         (("fit", "series.npz", "--out", "m", "--held-out", "2"), "--held-out must"),
         (("fit", "series.npz", "--out", "m", "--seed", "-1"), "'--seed'"),
-        (("fit", "single.npz", "--out", "m"), "y holds a single class, calm; a classifier needs"),
+        (("fit", "single.npz", "--out", "m"), "y holds one class, calm; a classifier needs"),
         (("reproduce", "depth-rank", "--quick", "--device", "nonsense"), "--device must"),
     ],
 )

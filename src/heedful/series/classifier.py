@@ -155,13 +155,12 @@ class SeriesClassifier(Classifier):
         else:
             y, sample_weight = frames.aligned(y), frames.aligned(sample_weight, "sample_weight")
         cases, codes = self._learn_shape(X if frames is None else frames, y)
+        if len(self.classes_) < 2:
+            raise InvalidArgument(f"y holds one class, {self.classes_[0]}; a classifier needs series of two or more")
         weights = weights_of(self.classes_, codes, self.class_weight, sample_weight)
         if weights is not None:
             counting = weights > 0
             cases, codes, weights = cases[counting], codes[counting], weights[counting]
-        if len(np.unique(codes)) < 2:
-            only = self.classes_[codes[0]] if len(codes) else "none"
-            raise InvalidArgument(f"y holds a single class, {only}; a classifier needs series of two classes or more")
         checkpoint, self.seed_ = self._place(cases, codes, weights)
         learn, held = hold_out(codes, self.validation_fraction, self.seed_)
         self.mean_, self.scale_ = scales(cases[learn])
@@ -262,6 +261,10 @@ class SeriesClassifier(Classifier):
             )
         if isinstance(self.attention, str):
             parts = [part.strip() for part in self.attention.split("+")]
+            if not set(parts) <= set(NAMES):
+                raise InvalidArgument(
+                    f"attention must be of {', '.join(NAMES)}, or such names joined by +; got {self.attention!r:.100}"
+                )
         else:
             parts = list(copy.deepcopy(self.attention))
         count = self.layers or (max(2, len(parts)) if named else len(parts))
