@@ -11,7 +11,7 @@ from heedful._text import quantity
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.baselines import BaselineResult
 from heedful.lens.causes.questions import Seen, Task
-from heedful.lens.causes.result import Effect, Explanation, Removal, WordScore
+from heedful.lens.causes.result import Effect, Explanation, Removal, WordScore, measurable
 from heedful.lens.causes.searching import Found, Inquiry, Replies, Reply, Units
 
 __all__ = ["Searched", "conclude", "last_of"]
@@ -54,18 +54,26 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
     # Single words are all known, also those that no graph proposed.
     alone = [one for one in ask.tried if len(one) == 1 and ask.tried[one].flipped] if len(found.units) == 1 else []
     last = last_of(task, units)
-    every = sorted(
-        {*found.all_units, *alone},
-        key=lambda one: (last in one, ask.tried[one].score, ask.tried[one].margin, one),
-    )
+    # A lower rank can come of rivals that rise: where the probability never falls, the rank is the effect.
+    falls = any(measurable(whole.score, ask.tried[one].score) for one in found.all_units or ask.tried)
+
+    def strength(one: Units) -> tuple[Any, ...]:
+        reply = ask.tried[one]
+        return last in one, 0 if falls else -reply.rank, reply.score, reply.margin, one
+
+    every = sorted({*found.all_units, *alone}, key=strength)
     with_last = [one for one in ask.tried if last in one and ask.tried[one].flipped]
     least = min(map(len, with_last), default=0)
-    ending = sorted((one for one in with_last if len(one) == least), key=lambda one: (ask.tried[one].score, one))
+    ending = sorted((one for one in with_last if len(one) == least), key=strength)
     every = [one for one in every if last not in one] or every
     best: Units = (
         every[0]
         if every
-        else min((one for one in ask.tried if one), key=lambda one: (ask.tried[one].margin, one), default=())
+        else min(
+            (one for one in ask.tried if one),
+            key=lambda one: (ask.tried[one].score, ask.tried[one].margin, one),
+            default=(),
+        )
     )
     # Alone, and not in the batch it was found in.
     without = replies.replies([tuple(units[at] for at in best)])[0]
@@ -76,7 +84,7 @@ def conclude(searched: Searched, settings: dict[str, Any], others: dict[str, Bas
     def removal(one: Units, reply: Reply) -> Removal:
         indices = tuple(of_unit[at] for at in one)
         words = tuple(names[node] for node in indices)
-        return Removal(indices, words, reply.flipped, task.name(reply.winner), reply.score, reply.margin)
+        return Removal(indices, words, reply.flipped, task.name(reply.winner), reply.score, reply.margin, reply.rank)
 
     chosen = removal(best, without)
     sets = (chosen, *(removal(one, ask.tried[one]) for one in every if one != best)) if flipped else ()
@@ -238,7 +246,7 @@ def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:
         thing = "embedding beyond the threshold" if told.task == "embedding" else "answer"
         why = "max_calls ended the search" if found.exhausted else "more words may have to go together, or other ones"
         said.append(
-            f"No set of {settings['max_size']} or fewer words was found whose removal changes the {thing}; {why}."
+            f"No set of at most {quantity(settings['max_size'], 'word')} was found whose removal changes the {thing}; {why}."
         )
     elif told.head is None:
         said.append("No head's graph connects this set to the answer: it was found by single effects, not by a graph.")

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 from heedful._text import quantity
 from heedful.lens.causes import draw
-from heedful.lens.causes.telling import ENDING, PUNCTUATION, after, by_reason, headline, methods, shown, told
+from heedful.lens.causes.telling import (
+    ENDING,
+    PUNCTUATION,
+    after,
+    by_reason,
+    change,
+    effect_of,
+    headline,
+    methods,
+    shown,
+    told,
+)
 from heedful.lens.sections import Finding, Section, html_table, readable
 
 if TYPE_CHECKING:
@@ -189,11 +200,20 @@ def _sets(found: Explanation) -> str:
     if not found.sets:
         return ""
     measure = found.measure
-    head = ["removed", f"{measure} before", f"{measure} after", *([] if found.task == "embedding" else ["answer then"])]
+    head = [
+        "removed",
+        f"{measure} before",
+        f"{measure} after",
+        *(["rank before", "rank after"] if found.rank > 1 else []),
+    ]
+    head += [] if found.task == "embedding" else ["answer then"]
+
+    def ranks(one: Removal) -> list[str]:
+        return [str(found.rank), str(one.rank)] if found.rank > 1 else []
 
     def table(sets: Sequence[Removal], caption: str) -> str:
         rows = [
-            [" + ".join(one.words), shown(found.before), shown(one.score), *filter(None, [after(found, one)])]
+            [" + ".join(one.words), *change(found.before, one.score), *ranks(one), *filter(None, [after(found, one)])]
             for one in sets
         ]
         return html_table(head, rows, caption)
@@ -209,7 +229,7 @@ def _scores(found: Explanation) -> str:
     ranked = sorted(found.scores, key=lambda one: -abs(one.leave_one_out))
     head = ["word", f"{found.measure} without it", "leave-one-out", "mean effect", "sets"]
     rows = [
-        [one.word, shown(one.alone.score), f"{one.leave_one_out:.3f}", f"{one.mean_effect:.3f}", one.sets]
+        [one.word, shown(one.alone.score), effect_of(one.leave_one_out), effect_of(one.mean_effect), one.sets]
         for one in ranked
     ]
     caption = (

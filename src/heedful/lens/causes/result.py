@@ -15,7 +15,16 @@ from heedful.lens.causes.graph import PAG
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Effect", "Explanation", "Removal", "WordScore"]
+__all__ = ["Effect", "Explanation", "Removal", "WordScore", "measurable"]
+
+
+def measurable(before: float, after: float) -> bool:
+    """Whether a probability or a cosine falls by more than rounding.
+
+    >>> measurable(0.5, 0.4999), measurable(0.5, 0.5 - 1e-9), measurable(0.5, 0.6)
+    (True, False, False)
+    """
+    return before - after > 1e-6 * abs(before)
 
 
 class Effect(NamedTuple):
@@ -44,6 +53,7 @@ class Removal(NamedTuple):
         answer: what the model answers then.
         score: the probability of the answer that is explained; of an embedding, its cosine with the whole text's.
         margin: by how much the explained answer leads its strongest rival; below zero where it changes.
+        rank: the place of the explained answer among the answers then; 1 is the first.
     """
 
     indices: tuple[int, ...]
@@ -52,6 +62,7 @@ class Removal(NamedTuple):
     answer: str
     score: float
     margin: float
+    rank: int
 
 
 class WordScore(NamedTuple):
@@ -253,6 +264,8 @@ class Explanation:
             f"{self.measure}_before": self.before,
             f"{self.measure}_after": one.score,
             "margin": one.margin,
+            "rank_before": self.rank,
+            "rank_after": one.rank,
         }
 
     def __str__(self) -> str:

@@ -35,12 +35,13 @@ class Reply(NamedTuple):
 
     The margin is the answer's score less the best of the others; for an answer that was ranked r-th, less the r-th best of
     the others. Below zero the answer has lost its rank. The number is the answer's probability; of an embedding, its cosine with
-    that of the whole text.
+    that of the whole text. The rank is that of the answer, 1 for the model's own.
     """
 
     margin: float
     winner: int
     score: float
+    rank: int
 
     @property
     def flipped(self) -> bool:
@@ -83,7 +84,9 @@ class Replies:
         odds = own if self._task.kind == "embedding" else scores.softmax(-1)[:, self.answer]
         others = scores.index_fill(-1, torch.tensor([self.answer]), -math.inf)
         rival = others.topk(self.rank + 1, dim=-1).values[:, -1]
-        return [Reply(*one) for one in zip((own - rival).tolist(), winners.tolist(), odds.tolist(), strict=True)]
+        ranks = (scores > own[:, None]).sum(-1) + 1
+        columns = (own - rival, winners, odds, ranks)
+        return [Reply(*one) for one in zip(*(column.tolist() for column in columns), strict=True)]
 
     def inquiry(self, limit: int | None = None, units: Sequence[int] | None = None) -> Inquiry:
         """One method's questions about some of the units, counted apart from those of the others."""

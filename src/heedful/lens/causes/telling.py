@@ -7,10 +7,26 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from heedful._text import quantity
+from heedful.lens.causes.result import measurable
+
 if TYPE_CHECKING:
     from heedful.lens.causes.result import Explanation, Removal
 
-__all__ = ["after", "before", "by_reason", "ending_note", "headline", "lines", "listed", "methods", "shown", "told"]
+__all__ = [
+    "after",
+    "before",
+    "by_reason",
+    "change",
+    "effect_of",
+    "ending_note",
+    "headline",
+    "lines",
+    "listed",
+    "methods",
+    "shown",
+    "told",
+]
 
 # Words that a headline names, sets that are listed, words whose scores are printed, words of a reason to leave them out.
 NAMED, SETS, WORDS, REASONS = 6, 10, 8, 12
@@ -25,13 +41,15 @@ def headline(
     """The strongest thing that was found to be true, with every equal beside it; `word` and `answer` mark these up."""
     masking = _verb(found)
     things = _things(found)
+    score = found.effect.cosine_after if found.task == "embedding" else found.effect.probability_after
+    was, then = change(found.before, score)
     if found.task == "embedding":
         opening = ""
         changes = "changes the embedding of the text beyond the threshold"
         bound = f" (cosine with the embedding of the whole text below {found.settings['threshold']:g})"
         most = "changes it most"
     else:
-        opening = f"{_opening(found, answer)} "
+        opening = f"{_opening(found, answer, was)} "
         changes = "changes the answer" if found.rank == 1 else "makes it lose that rank"
         bound, most = "", "has the largest effect"
 
@@ -43,15 +61,21 @@ def headline(
     singles = sum(one.alone.flipped for one in found.scores) - bool(but)
     if not found.found:
         size = found.settings["max_size"]
-        closest = f" {masking} {joined(found.words)} {most}: {_effect(found, None, answer)}." if found.words else ""
+        closest = (
+            f" {masking} {joined(found.words)} {most}: {_effect(found, None, answer, then)}." if found.words else ""
+        )
+        if not measurable(found.before, score):
+            closest = (
+                f" None of the {things} that were tried has a measurable effect: the {found.measure} does not fall."
+            )
         # In the paper's order a word that no graph connects is measured, but proposed by none.
         which = "that the graphs propose" if singles else "that was tried"
-        return f"{opening}No set of at most {size} {things} {which} {changes}{bound}.{closest}"
+        return f"{opening}No set of at most {quantity(size, things[:-1])} {which} {changes}{bound}.{closest}"
     first, size = found.sets[0], found.size
     none = f" No single {things[:-1]}{but} does." if size == 2 and not singles else ""
     without = " without the last word" if found.ending and not found.only_ending else ""
     smaller = none or (f" No smaller set{without} that was tried does." if size > 2 and not singles else "")
-    effect = _effect(found, first, answer)
+    effect = _effect(found, first, answer, then)
     if len(found.sets) == 1:
         together = " alone" if size == 1 else " together"
         all_tried = found.sets_note.startswith("all ")
@@ -75,30 +99,27 @@ def ending_note(found: Explanation, word: Callable[[str], str] = str) -> str:
             "This is the last word, without which the text asks for another next word; "
             if found.size == 1
             else "With the last word gone the text asks for another next word; "
-        ) + f"no set of at most {found.settings['max_size']} other words that was tried changes the answer."
+        ) + f"no set of at most {quantity(found.settings['max_size'], 'other word')} that was tried changes the answer."
     first = listed([word(name) for name in found.ending[0].words], "and")
     what = f"the last word, {first}," if len(found.ending[0].words) == 1 else f"{first}, the last word among them,"
     return f"{_verb(found)} {what} changes it too, but then the text asks for another next word."
 
 
-def _opening(found: Explanation, answer: Callable[[str], str]) -> str:
-    odds = f" (probability {shown(found.before)})"
+def _opening(found: Explanation, answer: Callable[[str], str], was: str) -> str:
+    odds = f" (probability {was})"
     if found.rank == 1:
         return f"The model answers {answer(found.answer)}{odds}."
     return f"{answer(found.answer)} is the model's answer number {found.rank}{odds}."
 
 
-def _effect(found: Explanation, one: Removal | None, answer: Callable[[str], str]) -> str:
-    """What becomes of the answer without a set."""
-    score = (
-        (found.effect.cosine_after if found.task == "embedding" else found.effect.probability_after)
-        if one is None
-        else one.score
-    )
+def _effect(found: Explanation, one: Removal | None, answer: Callable[[str], str], then: str) -> str:
+    """What becomes of the answer without a set: its score, or its rank where the score does not fall."""
     if found.task == "embedding":
-        return f"the cosine is then {shown(score)}"
-    then = f"the probability of {answer(found.answer)} is then {shown(score)}"
-    return f"the model answers {answer(one.answer)}, and {then}" if one is not None and found.rank == 1 else then
+        return f"the cosine is then {then}"
+    told = f"the probability of {answer(found.answer)} is then {then}"
+    if one is not None and not measurable(found.before, one.score):
+        told = f"{answer(found.answer)} then has rank {one.rank} instead of {found.rank}, though its probability does not fall"
+    return f"the model answers {answer(one.answer)}, and {told}" if one is not None and found.rank == 1 else told
 
 
 def _verb(found: Explanation) -> str:
@@ -118,11 +139,30 @@ def listed(words: Sequence[str], last: str) -> str:
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def shown(value: float) -> str:
-    """A probability or a cosine."""
+def shown(value: float, digits: int = 3) -> str:
+    """A probability, a cosine, or a difference of two.
+
+    >>> shown(0.25), shown(-0.00002), shown(-0.0), shown(-1e-12)
+    ('0.250', '-2.0e-05', '0.000', '-1.0e-12')
+    """
     if not math.isfinite(value):
         return "none"
-    return f"{value:.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1e}"
+    return f"{value + 0.0:.{digits}f}" if abs(value) >= 0.5 * 10**-digits or value == 0 else f"{value:.{digits - 2}e}"
+
+
+def change(before: float, after: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart, unless they differ by rounding.
+
+    >>> change(0.998, 0.2), change(0.99804, 0.99801), change(0.5, 0.5)
+    (('0.998', '0.200'), ('0.99804', '0.99801'), ('0.500', '0.500'))
+    """
+    pairs = ((shown(before, digits), shown(after, digits)) for digits in range(3, 8))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (shown(before), shown(after)))
+
+
+def effect_of(value: float) -> str:
+    """By how much something falls; nothing where that is rounding."""
+    return shown(value if abs(value) >= 1e-7 else 0.0)
 
 
 def before(found: Explanation) -> str:
@@ -154,8 +194,8 @@ def lines(found: Explanation, width: int = 100, spell: Callable[[str], str] = st
     pag = found.pag
     where = f"layer {found.layer}" + (f", head {found.head}" if found.head is not None else "")
     made += textwrap.wrap(
-        f"Graph of {where}: {_count(pag.n, 'node')}, {_count(len(pag.edges()), 'edge')}, {len(pag.latent_pairs())} of them hidden common "
-        f"causes; {pag.learner.upper()}, N={pag.samples}, alpha={pag.alpha:g}; {_count(found.calls, 'input')} asked about, and "
+        f"Graph of {where}: {quantity(pag.n, 'node')}, {quantity(len(pag.edges()), 'edge')}, "
+        f"{quantity(len(pag.latent_pairs()), 'pair')} with a hidden common cause; {pag.learner.upper()}, N={pag.samples}, alpha={pag.alpha:g}; {quantity(found.calls, 'input')} asked about, and "
         f"{found.more_calls} more for equal sets and single words",
         width,
     )
@@ -183,7 +223,8 @@ def _rows(found: Explanation, sets: Sequence[Removal], width: int) -> list[str]:
     names = [" + ".join(one.words) for one in sets[:SETS]]
     room = min(max(map(len, names)), max(12, width - 46))
     for name, one in zip(names, sets, strict=False):
-        effect = f"{found.measure} {shown(found.before)} -> {shown(one.score)}"
+        effect = f"{found.measure} {' -> '.join(change(found.before, one.score))}"
+        effect += f", rank {found.rank} -> {one.rank}" if found.rank > 1 else ""
         then = f", answer {after(found, one)}" if after(found, one) else ""
         made.append(_fit(f"  {_fit(name, room):<{room}}  {effect}{then}", width))
     if len(sets) > SETS:
@@ -202,7 +243,7 @@ def _score_lines(found: Explanation, width: int) -> list[str]:
     made.append(f"  {_things(found)[:-1]:<{room}}  removed alone  mean effect  sets")
     for name, one in zip(names, ranked, strict=False):
         made.append(
-            f"  {_fit(name, room):<{room}}  {one.leave_one_out:>13.3f}  {one.mean_effect:>11.3f}  {one.sets:>4}"
+            f"  {_fit(name, room):<{room}}  {effect_of(one.leave_one_out):>13}  {effect_of(one.mean_effect):>11}  {one.sets:>4}"
         )
     if len(ranked) > WORDS:
         made.append(f"  ... {len(ranked) - WORDS} more; --json prints all")
@@ -211,10 +252,6 @@ def _score_lines(found: Explanation, width: int) -> list[str]:
 
 def _fit(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 3] + "..."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def by_reason(found: Explanation) -> dict[str, list[str]]:
