@@ -163,7 +163,8 @@ def test_compiles_without_a_graph_break(impl, mask, monkeypatch):
     }[mask]
     if mask == "tensor":
         arguments["attn_mask"][..., 0] = True
-    for kernel in COMPILED[impl]:
+    # Every kernel under causality, every mask with one of them.
+    for kernel in COMPILED[impl] if mask == "causal" else COMPILED[impl][:1]:
         torch.compiler.reset()
         compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
         leaves = [x.requires_grad_() for x in inputs()]

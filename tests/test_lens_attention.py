@@ -17,7 +17,7 @@ TOKENS = ["[CLS]", "the", "cat", "sat", "[SEP]"]
 SPECIAL = [True, False, False, False, True]
 N = len(TOKENS)
 # Long enough for tests of roles to tell.
-WORDS = ["[CLS]", *"the cat sat on a red mat".split(), "[SEP]"]
+WORDS = ["[CLS]", "the", "cat", "sat", "on", "a", "red", "mat", "[SEP]"]
 MARKS = [True, *[False] * 7, True]
 MEASURES = ("entropy", "normalized_entropy", "distance", "first", "special", "itself", "previous", "next")
 
@@ -115,6 +115,15 @@ def test_pairs_leave_neighbours_out_unless_they_are_asked_for():
     assert [str(pair) for pair in summary.pairs()] == ["c -> a"]
     assert [str(pair) for pair in summary.pairs(neighbours=True)] == ["a -> b"]
     assert summarize([torch.eye(2)[None]], ["a", "b"]).pairs() == ()
+
+
+def test_far_pairs_leave_out_signs_that_unicode_calls_symbols():
+    tokens = ["<", "word", "other", "$", "=", "cat", ">", "🙂"]
+    weights = torch.full((1, 8, 8), 0.01)
+    weights[0, 0, 6] = weights[0, 6, 3] = weights[0, 4, 7] = 0.9
+    weights[0, 1, 7] = 0.5
+    (pair,) = summarize([weights / weights.sum(-1, keepdim=True)], tokens).pairs(1)
+    assert (pair.query_token, pair.key_token) == ("word", "🙂")
 
 
 def test_permuting_heads_permutes_the_summary():

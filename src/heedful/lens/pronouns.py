@@ -268,12 +268,7 @@ def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, 
 
 
 def section(subject: Subject) -> Section:
-    """Which earlier word each pronoun attends to; for the default sentence, also what happens when one word of it is replaced.
-
-    >>> from heedful.lens import look
-    >>> look(text="Anna lost the key because she was in a hurry.").sections["pronouns"].result[0].word
-    'Anna'
-    """
+    """Which earlier word each pronoun attends to; for the default sentence, also what happens when one word of it is replaced."""
     try:
         reading = answers.read_text(subject.model, subject.tokenizer, subject.text)
     except HeedfulError as error:

@@ -29,12 +29,7 @@ DASHES = ("", "6 3", "2 3")
 
 
 def section(subject: Subject) -> Section:
-    """Effective ranks by layer and head, cumulative curves, and the cosine kernel of the same layers beside them.
-
-    >>> from heedful.lens import look
-    >>> look(text="Water is wet.").sections["spectrum"].title
-    'Singular values'
-    """
+    """Effective ranks by layer and head, cumulative curves, and the cosine kernel of the same layers beside them."""
     notes: list[str] = []
     try:
         found = _read(subject, notes)
