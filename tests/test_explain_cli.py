@@ -49,6 +49,7 @@ def chain(tmp_path):
     np.savetxt(
         tmp_path / "cov.csv", np.cov(data, rowvar=False), delimiter=",", header="rain,hose,wet,slip", comments=""
     )
+    np.savetxt(tmp_path / "few.csv", data[:3], delimiter=",")
     np.save(tmp_path / "cov.npy", np.cov(data, rowvar=False))
     return tmp_path
 
@@ -130,6 +131,7 @@ def test_discover_writes_files(chain):
         (("{}/cov.csv", "-n", "1000", "--alpha", "0"), "alpha"),
         (("{}/cov.csv", "-n", "1000", "--alpha", "1"), "alpha"),
         (("{}/cov.csv", "-n", "2"), "samples"),
+        (("{}/few.csv", "--data"), "data must have at least 4 rows"),
         (("{}/cov.csv", "-n", "1000", "--learner", "ges"), "learner must be one of"),
         (("{}/data.csv", "-n", "1000"), "square"),
         (("{}/cov.csv", "-n", "1000", "--learner", "pc", "--selection-bias"), "--selection-bias is for icd and fci"),
@@ -265,7 +267,12 @@ def test_explain_in_json(tmp_path):
         (("demo", "A text.", "--heads", "x"), "--heads must be all, or numbers"),
         (("demo", "A text.", "--heads", "99"), "99"),
         (("demo", "A text.", "--samples", "many"), "--samples must be"),
-        (("demo", "A text.", "--layer", "77"), "77"),
+        (("demo", "A text.", "--layer", "77"), "got --layer 77"),
+        (
+            ("demo", "A text.", "--samples", "-1"),
+            "--samples must be hidden-size, head-dim or a number from 4 on; got '-1'",
+        ),
+        (("demo", "a text " * 400), "read a part of it with --truncate, or explain it window by window (--windows)"),
         (("demo", "A text.", "--max-size", "0"), "--max-size must"),
         (("demo", "A text.", "--replace", "vanish"), "replace must be one of"),
         (("demo", "A text.", "--covariance", "odd"), "covariance must be one of"),
@@ -278,6 +285,17 @@ def test_explain_in_json(tmp_path):
 )
 def test_explain_says_what_is_wrong(monkeypatch, capsys, arguments, told):
     assert told in failing(monkeypatch, capsys, "explain", *arguments)
+
+
+def test_four_rows_have_no_power(chain):
+    table = np.genfromtxt(chain / "data.csv", delimiter=",", skip_header=1)
+    np.savetxt(chain / "four.csv", table[:4], delimiter=",")
+    told = call("discover", str(chain / "four.csv"), "--data").output
+    assert "4 samples have no power: at alpha = 0.01 a correlation below 0.988 counts as none" in told
+    assert "symmetric" not in told
+    told = call("discover", str(chain / "cov.csv"), "--data").output
+    assert "The table is square and symmetric" in told
+    assert "no power" not in call("discover", str(chain / "data.csv"), "--data").output
 
 
 def test_help_fits_a_terminal():

@@ -181,7 +181,7 @@ def read_text(model: nn.Module, tokenizer: Any, text: str, extra: int = 0) -> Re
     if len(reading.ids) > limit:
         raise InvalidArgument(
             f"the text has {len(reading.ids)} tokens, but the model's limit is {limit}; give a shorter text, read a part of it "
-            "with truncate=True, or explain it in windows (explain_windows, or --windows in the shell)"
+            "with truncate=True, or explain it window by window (explain_windows)"
         )
     if all(reading.special) and getattr(tokenizer, "mask_token_id", None) not in reading.ids:
         raise InvalidArgument(f"the tokenizer finds no tokens in {text!r:.60}; give other words")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unicodedata import category
 
-__all__ = ["Span", "aligned", "segments", "words_of"]
+__all__ = ["Span", "aligned", "segments", "sign_end", "words_of"]
 
 Span = tuple[int, int]
 
@@ -54,6 +54,17 @@ def _kind(sign: str) -> str:
     if any(first <= ord(sign) <= last for first, last in SPACELESS) and group[0] == "L":
         return "alone"
     return "letter" if group[0] in "LN" or sign == "_" else "symbol" if group[0] == "S" else ""
+
+
+def sign_end(text: str, end: int) -> int:
+    """Where a sign ends that has its last letter before `end`: behind the marks that follow, which tokenizers may leave out.
+
+    >>> sign_end("\u2764\ufe0f!", 1)
+    2
+    """
+    while 0 < end < len(text) and _kind(text[end]) == "mark" and _kind(text[end - 1]):
+        end += 1
+    return end
 
 
 def _binds(before: str, sign: str, after: str) -> bool:

@@ -32,9 +32,12 @@ def _samples(text: str) -> str | int:
     if text.replace("_", "-") in named:
         return named[text.replace("_", "-")]
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
-        raise InvalidArgument(f"--samples must be hidden-size, head-dim or a number; got {text!r}") from None
+        number = 0
+    if number < 4:
+        raise InvalidArgument(f"--samples must be hidden-size, head-dim or a number from 4 on; got {text!r}")
+    return number
 
 
 def explain(
@@ -108,8 +111,11 @@ def explain(
 
     with progress() as say:
         explainer = CausalExplainer(folder, **options)
-        every = explainer.explain_windows(asked, target, progress=say) if windows else []
-        found = every[0] if windows else explainer.explain(asked, target, progress=say)
+        try:
+            every = explainer.explain_windows(asked, target, progress=say) if windows else []
+            found = every[0] if windows else explainer.explain(asked, target, progress=say)
+        except InvalidArgument as error:
+            raise InvalidArgument(str(error).replace("(explain_windows)", "(--windows)")) from None
     if windows:
         show_windows(every, as_json)
         return

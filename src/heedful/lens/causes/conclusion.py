@@ -246,7 +246,7 @@ def _trust(told: Explanation, found: Found, alone: bool) -> tuple[str, ...]:
         thing = "embedding beyond the threshold" if told.task == "embedding" else "answer"
         why = "max_calls ended the search" if found.exhausted else "more words may have to go together, or other ones"
         said.append(
-            f"No set of at most {quantity(settings['max_size'], 'word')} was found whose removal changes the {thing}; {why}."
+            f"No set of {settings['max_size']} or fewer words was found whose removal changes the {thing}; {why}."
         )
     elif told.head is None:
         said.append("No head's graph connects this set to the answer: it was found by single effects, not by a graph.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ __all__ = ["Trust", "confidences", "judge", "structure_confidence"]
 # Above this share of adjacent pairs a graph says little: ours, see `judge`.
 NEAR_COMPLETE = 0.8
 UNSURE = 0.5
+# Fewer samples than these find an edge only where a correlation is all but 1: ours, see `weakest_edge`.
+VISIBLE = 0.9
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,15 @@ def structure_confidence(tests: Tests, alpha: float) -> float:
     return float(confidences(tests, alpha).mean()) if len(tests) else 0.0
 
 
+def weakest_edge(samples: int, alpha: float) -> float:
+    """The smallest correlation that Fisher's z tells from none, given nothing: tanh(z / sqrt(N - 3)).
+
+    >>> round(weakest_edge(4, 0.01), 3), round(weakest_edge(1000, 0.01), 3)
+    (0.988, 0.081)
+    """
+    return math.tanh(NormalDist().inv_cdf(1 - alpha / 2) / math.sqrt(samples - 3)) if samples > 3 else 1.0
+
+
 def judge(pag: PAG) -> Trust:
     """Reads a graph's own record for reasons not to trust it."""
     pairs = pag.n * (pag.n - 1) // 2
@@ -73,6 +85,12 @@ def judge(pag: PAG) -> Trust:
     edges = len(pag.edges())
     void: list[str] = []
     doubts = list(pag.notes)
+    weakest = 0.0 if None in (pag.samples, pag.alpha) else weakest_edge(pag.samples or 0, pag.alpha or 0.01)
+    if weakest > VISIBLE:
+        void.append(
+            f"{pag.samples} samples have no power: at alpha = {pag.alpha:g} a correlation below {weakest:.3f} counts as none, so that missing "
+            "edges mean nothing; take more samples."
+        )
     if pag.n > 2 and edges == pairs:
         void.append(f"Every one of the {pairs} pairs stays adjacent: no independence was found, so nothing is learned.")
     elif pag.n > 2 and edges > NEAR_COMPLETE * pairs:

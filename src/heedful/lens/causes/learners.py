@@ -307,6 +307,11 @@ def discover(
     test = FisherZ(covariance, samples, alpha)
     graph = LEARNERS[learner](test, **options)
     notes = _oddities(np.asarray(covariance, np.float64), check_nodes(test.n, options.get("nodes")), graph.names)
+    if data is not None and _is_symmetric(data):
+        notes += (
+            "The table is square and symmetric, as a covariance is and data hardly ever are: if it is one, give it as a covariance with its "
+            "number of samples.",
+        )
     for note in notes:
         warn(note, stacklevel=2)
     return replace(graph, notes=notes)
@@ -347,6 +352,11 @@ def _oddities(
     return tuple(notes)
 
 
+def _is_symmetric(data: Any) -> bool:
+    values = np.array(data.detach().cpu().numpy() if hasattr(data, "detach") else data, np.float64)
+    return values.shape[0] == values.shape[1] > 1 and np.allclose(values, values.T) and bool(values.any())
+
+
 def discover_data(data: ArrayLike, alpha: float = 0.01, learner: str = "icd", **options: Any) -> PAG:
     """`discover(data=data, ...)`."""
     return discover(data=data, alpha=alpha, learner=learner, **options)
@@ -369,7 +379,11 @@ def _from_data(data: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int]:
         raise InvalidArgument(f"data must be [samples, variables]; got shape {values.shape}")
     if not np.isfinite(values).all():
         raise InvalidArgument(f"data holds {int((~np.isfinite(values)).sum())} values that are not finite")
-    centred = values - values.mean(axis=0) if len(values) else values
+    if len(values) < 4:
+        raise InvalidArgument(
+            f"data must have at least 4 rows, one for each sample (Fisher's z divides by N - 3); got {len(values)}"
+        )
+    centred = values - values.mean(axis=0)
     # Scaled first: squares of very large or small values leave the range.
     largest = np.abs(centred).max(axis=0, initial=0.0)
     # What rounding leaves of a constant is no variance.

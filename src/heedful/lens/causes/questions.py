@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from heedful._errors import HeedfulError, Unsupported
+from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful.lens.observation import LayerRecord, observe
 
 __all__ = ["Ids", "Seen", "Task", "recorded", "unique"]
@@ -146,7 +146,10 @@ class Ids:
 def recorded(model: nn.Module, inputs: Any, layer: int) -> LayerRecord:
     """One layer of self-attention, as `observe` sees it."""
     with quiet(model), _failing(model):
-        seen = observe(model, inputs, layers=[layer], keep=("weights", "queries", "keys", "values"))
+        try:
+            seen = observe(model, inputs, layers=[layer], keep=("weights", "queries", "keys", "values"))
+        except InvalidArgument as error:
+            raise InvalidArgument(str(error).replace(f"layers=[{layer}]", f"layer={layer}")) from None
     record = seen[0]
     if record.kind != "self" or record.queries_len != record.keys_len:
         raise Unsupported(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges import answers
+from heedful.bridges.words import sign_end
 from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
 from heedful.lens.causes.telling import PUNCTUATION
 from heedful.lens.sections import readable
@@ -262,7 +263,7 @@ class TextModel:
         if self.kind in CUT:
             raise InvalidArgument(
                 f"windows are for classifiers and encoders; a model that gives {self.kind} answers at one place of the text: "
-                "truncate it instead, which keeps the part around that place"
+                f"truncate it instead, which keeps {'the end' if CUT[self.kind] == 'end' else 'the part around that place'}"
             )
         parts = answers.parts_of(self.model, self.tokenizer, text, self.extra)
         return [
@@ -313,6 +314,6 @@ def _span(reading: answers.Reading, places: Sequence[int]) -> tuple[int, int] | 
     spans = [span for place in places if (span := reading.spans[place])]
     if not spans:
         return None
-    start, end = min(span[0] for span in spans), max(span[1] for span in spans)
+    start, end = min(span[0] for span in spans), sign_end(reading.text, max(span[1] for span in spans))
     own = reading.text[start:end]
     return (start + len(own) - len(own.lstrip()), end - len(own) + len(own.rstrip())) if own.strip() else (start, end)
