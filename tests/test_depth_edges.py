@@ -140,7 +140,7 @@ def test_audits_fit_a_terminal(model):
 
 
 def test_huge_sizes_are_refused():
-    with pytest.raises(InvalidArgument, match="width must be an integer from 1 to"):
+    with pytest.raises(InvalidArgument, match="model must be LAYERSxWIDTH, each from 1 to"):
         depth.audit("1x" + "9" * 400)
     with pytest.raises(InvalidArgument, match="'' is no folder"):
         depth.audit("")

@@ -137,7 +137,7 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", file), "Missing option '--out'"),
         (("fit", file, "--out", tmp_path / "file"), "is a file; name a folder"),
         (("fit", file, *out, "--heads", 7), "--embed-dim must be a multiple of --heads"),
-        (("fit", file, *out, "--attention", "magic"), "a layer is a kernel"),
+        (("fit", file, *out, "--attention", "magic"), "--attention must be of softmax"),
         (("fit", file, *out, "--device", "cuda:99"), "there is no device 'cuda:99'"),
         (("fit", file, *out, "--batch-size", 0), "--batch-size must be"),
         (("fit", file, *out, "--seed", -1), "Invalid value for '--seed'"),

@@ -127,6 +127,38 @@ def test_only_arguments_become_options(message, line):
     assert in_options(message, {name: f"--{name.replace('_', '-')}" for name in names} | {"text": "TEXT"}) == line
 
 
+def test_symmetry_speaks_of_options_in_its_reasons_and_notes(run, tmp_path):
+    code, out, _ = run("symmetry", "torch:sum", "--d", "4", "--trials", "8")
+    assert code == 0
+    assert "--output scalar" in out
+    assert out.count("not tested") == 2
+    assert max(map(len, out.splitlines())) < 100
+    (tmp_path / "f.py").write_text("def cov(x):\n    return x.T @ x\n")
+    for more in ((), ("--json",)):
+        code, out, _ = run("symmetry", f"{tmp_path}/f.py:cov", "--d", "4", "--trials", "8", *more)
+        assert "give --output matrix" in " ".join(out.split())
+        assert "output='" not in out
+    code, _, err = run("symmetry", "torch:matmul", "--d", "4")
+    assert code == 2
+    assert err.rstrip().endswith("Try --batched, or another --n or --d")
+    assert "sampler" not in err
+
+
+def test_the_opposite_of_a_switch_has_its_own_word():
+    assert in_options("try batched=False", SPELLED["symmetry"]) == "try --unbatched"
+    assert in_options("give dtype=torch.float64", SPELLED["symmetry"]) == "give --dtype float64"
+
+
+def test_a_wrong_attention_or_shape_names_its_option(run, tmp_path):
+    np.savez(tmp_path / "a.npz", X=np.zeros((4, 6, 2)), y=[0, 1, 0, 1])
+    for given in ("foo", "softmax+foo", ""):
+        code, _, err = run("fit", f"{tmp_path}/a.npz", "--out", f"{tmp_path}/model", "--attention", given)
+        assert (code, err.startswith("heedful: --attention must be")) == (2, True), err
+    for given in ("0x768", "12x0", "1x99999999999"):
+        code, _, err = run("plan", "--audit", given)
+        assert (code, err.startswith("heedful: --audit must be LAYERSxWIDTH")) == (2, True), err
+
+
 def test_no_command_has_no_options():
     assert in_options("max_tokens must be 1", spellings(None)) == "max_tokens must be 1"
 

@@ -36,10 +36,13 @@ def spellings(command: Any) -> dict[str, str]:
     A command calls its parameters as the library calls the arguments they become. Where the option is to have another
     name it is given one: `num_heads: Annotated[int, typer.Option("--heads")]`.
     """
-    return {
+    params = command.params if command else ()
+    spelled = {
         each.name: max(each.opts, key=len) if each.param_type_name == "option" else each.metavar or each.name.upper()
-        for each in (command.params if command else ())
+        for each in params
     }
+    # A switch may have a word for its opposite.
+    return spelled | {f"{each.name}=False": each.secondary_opts[0] for each in params if each.secondary_opts}
 
 
 def in_options(message: str, spelled: Mapping[str, str]) -> str:
@@ -52,6 +55,8 @@ def in_options(message: str, spelled: Mapping[str, str]) -> str:
     '--max-tokens must be 1 or more; got 0'
     >>> in_options("12 layers; give one of params, layers, or task='mlm'", {n: f"--{n}" for n in ("params", "layers", "task")})
     '12 layers; give one of --params, --layers, or --task mlm'
+    >>> in_options("try another n or d, or sampler=...", {"n": "--n", "d": "--d"})
+    'try another --n or --d'
     """
     names = "|".join(sorted(map(re.escape, spelled), key=len, reverse=True))
     if not names:
@@ -62,16 +67,22 @@ def in_options(message: str, spelled: Mapping[str, str]) -> str:
         return re.sub(one, lambda match: spelled[match[0]], text)
 
     def assign(match: re.Match[str]) -> str:
-        value = match[2].strip("'\"")
+        value = match[2].strip("'\"").removeprefix("torch.")
+        if f"{match[1]}={value}" in spelled:
+            return spelled[f"{match[1]}={value}"]
         return spelled[match[1]] if value in ("True", "...") else f"{spelled[match[1]]} {value}"
 
     value = r"('[^']*'|\"[^\"]*\"|\.\.\.|\[[^]]*\]|[\w.+-]*\w)"
     message = re.sub(rf"\w+\(({names})={value}\)", assign, message)
     message = re.sub(rf"(?<![\w.-])({names})={value}", assign, message)
     several = rf"{one}(?:(?:,? and |,? or |, ){one})+"
-    message = re.sub(rf"\b(?:one of|got|give|either|both|neither) {several}", lambda match: spell(match[0]), message)
+    message = re.sub(
+        rf"\b(?:one of|got|give|either|both|neither|another) {several}", lambda match: spell(match[0]), message
+    )
     message = re.sub(rf"(?:^|(?<=[;:] )){one}(?= (?:{VERBS})\b)", lambda match: spell(match[0]), message)
     message = re.sub(rf"(?<=leave ){one}(?= out\b)", lambda match: spell(match[0]), message)
     message = re.sub(one, lambda match: spelled[match[0]] if "_" in match[0] else match[0], message)
+    # What the shell has no option for is no advice there.
+    message = re.sub(r",? or \w+=\.\.\.", "", message)
     # In the shell nothing is given by leaving an option out.
     return re.sub(r",? or None\b", "", message)

@@ -44,8 +44,8 @@ def plan(
     law: Annotated[str, typer.Option(help="levine2020, constant_aspect or depth_delusion.")] = "levine2020",
     hf: Annotated[str | None, typer.Option(help="Print config.json of a kind: gpt2, llama, mistral, ...")] = None,
     out: Annotated[Path | None, typer.Option(help="With --hf: the folder to write config.json to.")] = None,
-    audit: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Judge a folder, config.json, 48x1600 or gpt2-xl.")
+    model: Annotated[
+        str | None, typer.Option("--audit", metavar="MODEL", help="Judge a folder, config.json, 48x1600 or gpt2-xl.")
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the published projections, recomputed.")] = False,
     as_json: AsJson = False,
@@ -60,9 +60,9 @@ def plan(
         rows = depth.published_table()
         typer.echo(json.dumps([row.to_dict() for row in rows], indent=2) if as_json else _published(rows))
         return
-    if audit is not None:
-        _alone(context, "audit", "law", "as_json")
-        verdict = depth.audit(str(Path(audit).expanduser()) if audit.strip() else audit, law=law)
+    if model is not None:
+        _alone(context, "model", "law", "as_json")
+        verdict = depth.audit(str(Path(model).expanduser()) if model.strip() else model, law=law)
         typer.echo(json.dumps(verdict.to_dict(), indent=2) if as_json else str(verdict))
         return
     if out is not None and hf is None:

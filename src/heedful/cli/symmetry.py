@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from inspect import Parameter, isclass, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful.cli.arguments import AsJson
+from heedful.cli.arguments import AsJson, in_options, spellings
 
 __all__ = ["find", "symmetry"]
 
@@ -96,6 +97,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def symmetry(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="What to test, as torch:relu or layers.py:make.")],
     d: Annotated[int, typer.Option("--d", help="Size of the embedding.")],
     k: Annotated[int, typer.Option("--k", help="Knowledge vectors, a second argument (k, d).")] = 0,
@@ -137,12 +139,25 @@ def symmetry(
     found = audit(find(target), d=d, k=k, n=_numbers(n), trials=trials, tol="auto" if tol is None else tol,
                   dtype=_dtype(dtype), batched=batched, output=output,  # type: ignore[arg-type]
                   invariant=invariant, seed=seed, **options)  # fmt: skip
+    found = _spelled(found, spellings(context.command))
     if checks and found.refused:
         raise InvalidArgument(next(iter(found.refused.values())))
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
     code = _code(found, checks or ())
     if code:
         raise typer.Exit(code)
+
+
+def _spelled(found: Any, spelled: Mapping[str, str]) -> Any:
+    """The audit with the command's options in its notes and reasons."""
+    reports = {
+        check: replace(report, notes=tuple(in_options(note, spelled) for note in report.notes))
+        if hasattr(report, "counterexample")
+        else report
+        for check, report in found.reports.items()
+    }
+    refused = {check: in_options(why, spelled) for check, why in found.refused.items()}
+    return replace(found, reports=reports, refused=refused)
 
 
 def _code(found: Any, group: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from heedful.bridges.estimator import (
     weights_of,
 )
 from heedful.nn import Primal, ksvd_loss
+from heedful.nn._describe import LayerName
 from heedful.series._cases import Cases, as_array, cases_of, filled, scales, standardised
 from heedful.series._frames import Frames, check_rows, check_single, read_frames
 from heedful.series.network import Head, SeriesNetwork
@@ -261,9 +262,9 @@ class SeriesClassifier(Classifier):
             )
         if isinstance(self.attention, str):
             parts = [part.strip() for part in self.attention.split("+")]
-            if not set(parts) <= set(NAMES):
+            if not set(parts) <= set(get_args(LayerName)):
                 raise InvalidArgument(
-                    f"attention must be of {', '.join(NAMES)}, or such names joined by +; got {self.attention!r:.100}"
+                    f"attention must be of {', '.join(get_args(LayerName))}, or such names joined by +; got {self.attention!r:.100}"
                 )
         else:
             parts = list(copy.deepcopy(self.attention))

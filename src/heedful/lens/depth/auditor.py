@@ -14,7 +14,7 @@ from heedful.bridges import configs
 from heedful.lens.depth.known import CONFIGS, peers
 from heedful.lens.depth.law import LAWS, Law, find_law
 from heedful.lens.depth.plans import folded, notes
-from heedful.lens.depth.shape import Shape
+from heedful.lens.depth.shape import LARGEST, Shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -214,6 +214,10 @@ def _shape(model: Any) -> tuple[str, Shape]:
         sizes = re.fullmatch(r"(\d+)\s*[xX×*]\s*(\d+)", model.strip())  # noqa: RUF001
         if sizes:
             layers, width = int(sizes[1]), int(sizes[2])
+            if not (1 <= layers <= LARGEST and 1 <= width <= LARGEST):
+                raise InvalidArgument(
+                    f"model must be LAYERSxWIDTH, each from 1 to {LARGEST}, as 48x1600; got {model!r:.60}"
+                )
             # Heads do not enter the verdict; where 64 does not divide the width, one head does.
             return model, Shape(layers, width, width // 64 if width % 64 == 0 else 1)
         if model.lower() in CONFIGS:

@@ -128,7 +128,11 @@ class Audit:
         first = next((r for r in self.reports.values() if isinstance(r, Report)), None)
         if first is not None:
             lines += wrap(f"inputs: {first.sample}", 98, initial_indent="  ", subsequent_indent="    ")
-        lines += [f"  {check:<35} not tested: {why}" for check, why in self.refused.items()]
+        reasons: dict[str, list[str]] = {}
+        for check, why in self.refused.items():
+            reasons.setdefault(why, []).append(check)
+        for why, which in reasons.items():
+            lines += wrap(f"{', '.join(which)} not tested: {why}", 98, initial_indent="  ", subsequent_indent="    ")
         notes: dict[str, list[str]] = {}
         for check, report in self.reports.items():
             for note in report.notes if isinstance(report, Report) else ():

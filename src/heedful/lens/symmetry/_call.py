@@ -98,7 +98,7 @@ class Callee:
             shapes = f"x of shape {tuple(x.shape)}" + ("" if z is None else f" and z of shape {tuple(z.shape)}")
             raise InvalidArgument(
                 f"{self.name} raised {type(error).__name__} for {shapes}{' and a batch axis' * self.batched}: "
-                f"{' '.join(said.split())[:300]}. Try batched={not self.batched}, another n or d, or a sampler"
+                f"{' '.join(said.split())[:300]}. Try batched={not self.batched}, or another n or d, or sampler=..."
             ) from error
 
     def _call(self, x: Tensor, z: Tensor | None, moves: tuple[Move, ...]) -> Tensor:

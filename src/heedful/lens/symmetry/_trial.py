@@ -102,10 +102,12 @@ class Test:
         rows = isinstance(move, Shuffle)
         if self.output == "rows" and (not shape or shape[0 if rows else -1] != x.shape[0 if rows else -1]):
             wanted = f"{len(x)} rows, one per token" if rows else f"vectors of size d = {d}"
-            raise InvalidArgument(
-                f"{self.callee.name} returns {shape}, not {wanted}; output='scalar' (or invariant=True) tests what does not "
-                "move, 'matrix' what is d x d"
+            other = (
+                "output='matrix' tests what is d x d"
+                if shape[-2:] == (d, d)
+                else "output='scalar' tests what does not move"
             )
+            raise InvalidArgument(f"{self.callee.name} returns {shape}, not {wanted}; {other}")
 
     def run(self, move: Move, x: Tensor, z: Tensor | None, kind: str = GIVEN) -> Trial:
         """f of the moved input, the moved f, and the rounding of going there and back."""
