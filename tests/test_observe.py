@@ -653,3 +653,8 @@ def test_plot():
     assert ax.get_title() == "layer 1, head 2"
     assert all(place == int(place) for place in ax.get_xticks())
     pyplot.close("all")
+
+
+def test_one_layer_of_one_head_is_said_in_the_singular():
+    layer = nn.TransformerEncoderLayer(8, 1, 16, batch_first=True).eval()
+    assert repr(observe(layer, torch.randn(1, 1, 8))).endswith(", 1 layer of 1 head, 1 x 1 token)")

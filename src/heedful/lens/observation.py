@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, InvalidArgument, Unsupported
 from heedful._pretrained import located
+from heedful._text import quantity
 from heedful.bridges.transformers import bare
 from heedful.bridges.watch import Run, watch
 from heedful.kernels import Kernel
@@ -151,9 +152,13 @@ class Observation(Sequence[LayerRecord]):
 
     def __repr__(self) -> str:
         heads = sorted({record.heads for record in self})
-        several = "-".join(map(str, (heads[0], heads[-1]) if len(heads) > 1 else heads))
+        several = (
+            f"{heads[0]}-{heads[-1]} heads" if len(heads) > 1 else quantity(heads[0], "head") if heads else "no heads"
+        )
         batch, n = self.valid.shape
-        return f"Observation({self.model}, {len(self)} layers of {several} heads, {batch} x {n} tokens)"
+        return (
+            f"Observation({self.model}, {quantity(len(self), 'layer')} of {several}, {batch} x {quantity(n, 'token')})"
+        )
 
 
 def observe(
@@ -186,7 +191,7 @@ def observe(
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     >>> seen = observe(layer, torch.randn(1, 5, 8))
     >>> seen
-    Observation(TransformerEncoderLayer, 1 layers of 2 heads, 1 x 5 tokens)
+    Observation(TransformerEncoderLayer, 1 layer of 2 heads, 1 x 5 tokens)
     >>> seen[0].weights.sum(-1).allclose(torch.ones(1, 2, 5))
     True
     """
