@@ -334,7 +334,8 @@ def _mean(value: Tensor, where: Tensor) -> Tensor:
 
 
 def _is_punctuation(token: str) -> bool:
-    return bool(token) and all(category(sign)[0] == "P" for sign in token)
+    """Whether a token is of punctuation alone; "<" and "$" are symbols to Unicode, and so are pictures, which are words."""
+    return bool(token) and all(category(sign)[0] in "PS" and category(sign) != "So" for sign in token)
 
 
 def _strongest(
