@@ -20,7 +20,7 @@ def answering(logits):
 
 
 def test_where_the_probability_does_not_fall_the_rank_is_the_effect():
-    """Rivals that rise push an answer down: word 2 by one rank, word 5 by two, and its probability rises with either."""
+    """Rivals that rise push an answer down a rank, while its own probability rises."""
     ranks = {2: [8.0, 1.2, 1.3], 5: [7.0, 1.6, 1.7]}
     found = explain(answering(lambda one: ranks.get(min(one, default=-1), [9.0, 1.0, 0.5])), target=1, baselines=False)
     assert (found.rank, [one.rank for one in found.sets[:2]]) == (2, [3, 3])
