@@ -300,7 +300,7 @@ def test_a_learned_kernel_among_the_parameters_is_left_alone(fitted):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"attention": "softmax+nothing"}, "a layer is a kernel"),
+        ({"attention": "softmax+nothing"}, "attention must be of softmax"),
         ({"attention": 5}, "attention must be names joined by"),
         ({"attention": []}, "attention names 0 layers"),
         ({"attention": ["softmax"], "layers": 2}, "attention names 1 layers and layers=2"),

@@ -74,7 +74,9 @@ def weakest_edge(samples: int, alpha: float) -> float:
     >>> round(weakest_edge(4, 0.01), 3), round(weakest_edge(1000, 0.01), 3)
     (0.988, 0.081)
     """
-    return math.tanh(NormalDist().inv_cdf(1 - alpha / 2) / math.sqrt(samples - 3)) if samples > 3 else 1.0
+    if alpha <= 0 or samples <= 3:
+        return 1.0
+    return math.tanh(-NormalDist().inv_cdf(alpha / 2) / math.sqrt(samples - 3)) if alpha < 1 else 0.0
 
 
 def judge(pag: PAG) -> Trust:
