@@ -16,6 +16,15 @@ NUMBER_OF_CASES = 5001
 NUMBER_OF_FUSED_CASES = 128 if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1" else 0
 
 
+def says_something(impl, case_name, dtype):
+    """Not the reference against itself, nor the rounding of `stream`, whose blocks are the reference's."""
+    itself = impl == "reference" and dtype == torch.float64 and case_name != "nan-under-mask"
+    return not itself and not (impl == "stream" and dtype == torch.bfloat16)
+
+
+TESTED = [one for one in ACCEPTED if says_something(*one[1:])]
+
+
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Sizes so small that every case crosses several blocks, chunks and groups of heads."""
@@ -46,7 +55,7 @@ def test_the_suite_is_complete():
 
 
 @pytest.mark.parametrize(
-    ("kernel_name", "impl", "case_name", "dtype"), ACCEPTED, ids=[" ".join(map(str, one)) for one in ACCEPTED]
+    ("kernel_name", "impl", "case_name", "dtype"), TESTED, ids=[" ".join(map(str, one)) for one in TESTED]
 )
 def test_values_and_gradients(kernel_name, impl, case_name, dtype):
     out, gradients = results(CASES[case_name]().to(dtype), KERNELS[kernel_name](), impl)

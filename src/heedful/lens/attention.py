@@ -250,12 +250,7 @@ def summarize(
 
 
 def section(subject: Subject) -> Section:
-    """The maps of every head on a page, with a summary; layers that are no distribution over one text are shown all the same.
-
-    >>> from heedful.lens import look
-    >>> look(text="Water is wet.").sections["attention"].title
-    'Attention maps'
-    """
+    """The maps of every head on a page, with a summary; layers that are no distribution over one text are shown all the same."""
     from heedful.lens.maps.section import draw
 
     return draw(subject)

@@ -52,10 +52,6 @@ def section(subject: Subject) -> Section:
     """The smallest sets of words whose removal changes the model's answer, and the graph over the tokens.
 
     A model without a head is asked whether its sentence embedding moves; one that a folder holds with its head is opened with it.
-
-    >>> from heedful.lens import look
-    >>> look(text="Water is wet.").sections["causes"].title
-    'Causes'
     """
     from heedful.lens.causes.explanation import CausalExplainer
 
