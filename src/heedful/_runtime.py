@@ -1,0 +1,86 @@
+"""Somebody's modules while we run them: eval mode and back, calls caught by hooks, full precision, nothing left changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["after_calls", "before_calls", "eval_mode", "full_precision", "readable", "undisturbed"]
+
+# What a hook is told: the module, and what it was called with.
+Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+Left = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """No dropout inside; every module in its own mode again afterwards. What is no module has no mode."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        if any(modes):
+            model.eval()
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+@contextmanager
+def undisturbed(model: Any) -> Iterator[None]:
+    """Eval mode, no gradients, random states kept apart; all of it as before afterwards, also after an exception."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    devices = sorted({parameter.device.index or 0 for parameter in parameters if parameter.is_cuda})
+    states = random.getstate(), np.random.get_state()
+    # torch's fused encoder layer knows LayerNorm alone.
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        # What overflows is reported by whoever asked.
+        with eval_mode(model), torch.random.fork_rng(devices=devices), torch.no_grad(), np.errstate(all="ignore"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+@contextmanager
+def before_calls(modules: Iterable[nn.Module], hook: Entered) -> Iterator[None]:
+    """Calls `hook(module, args, kwargs)` before each of these modules runs; what it returns replaces the arguments."""
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def after_calls(modules: Iterable[nn.Module], hook: Left) -> Iterator[None]:
+    """Calls `hook(module, args, kwargs, output)` after each of these modules ran; what it returns replaces the output."""
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast has had its say in the dtype of the inputs; inside, sums keep the precision they ask for."""
+    kind = device.type
+    autocasting = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if autocasting else nullcontext()
+
+
+def readable(x: Tensor) -> bool:
+    """Whether a value may decide a branch: not where it would wait for a device, nor while torch traces or transforms."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return not traced and x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
