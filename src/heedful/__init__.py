@@ -8,8 +8,9 @@ torch.Size([1, 2, 5, 4])
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from heedful._lazy import lazy
 
 __version__ = "0.1.0"
 
@@ -42,8 +43,9 @@ _HOMES = {
         ),
         "heedful.kernels",
     ),
+    # The rooms, which are modules themselves.
+    **dict.fromkeys(("bridges", "convert", "decomposition", "kernels", "lens", "masks", "nn", "ops", "series"), ""),
 }
-_ROOMS = ("bridges", "convert", "decomposition", "kernels", "lens", "masks", "nn", "ops", "series")
 
 __all__ = [
     "CorruptModel",
@@ -80,20 +82,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    elif name in _ROOMS:
-        value = import_module(f"heedful.{name}")
-    else:
-        raise AttributeError(f"module 'heedful' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
+__getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
     from heedful import bridges, convert, decomposition, kernels, lens, masks, nn, ops, series

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-# Name -> where it lives; a module stands for itself. Nothing is imported before it is used: `heedful plan` needs no torch.
+from heedful._lazy import lazy
+
+# Name -> where it lives, "" for a module itself. Nothing is imported before it is used: `heedful plan` needs no torch.
 _HOMES = {
     **dict.fromkeys(("AttentionSummary", "HeadSummary", "TokenPair", "summarize"), "attention"),
     **dict.fromkeys(("LayerRecord", "Observation", "observe"), "observation"),
@@ -14,8 +15,8 @@ _HOMES = {
     "Role": "roles",
     **dict.fromkeys(("Finding", "Section", "Subject"), "sections"),
     **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
+    **dict.fromkeys(("causes", "depth", "symmetry"), ""),
 }
-_MODULES = ("causes", "depth", "symmetry")
 
 __all__ = [
     "AttentionSummary",
@@ -42,16 +43,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(f"heedful.lens.{_HOMES[name]}"), name)
-    elif name in _MODULES:
-        value = import_module(f"heedful.lens.{name}")
-    else:
-        raise AttributeError(f"module 'heedful.lens' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
+__getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
     from heedful.lens import causes, depth, symmetry

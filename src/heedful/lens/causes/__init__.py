@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from heedful._lazy import lazy
 
 # Name -> the file it lives in; nothing is imported before it is used.
 _HOMES = {
@@ -38,9 +37,4 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'heedful.lens.causes' has no attribute {name!r}")
-    value = getattr(import_module(f"heedful.lens.causes.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(__name__, _HOMES)

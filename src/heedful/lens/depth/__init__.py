@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from heedful._lazy import lazy
 
 # Name -> the file it lives in. Planning needs neither torch nor numpy, so nothing is imported before it is used.
 _HOMES = {
@@ -26,9 +25,4 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'heedful.lens.depth' has no attribute {name!r}")
-    value = getattr(import_module(f"heedful.lens.depth.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(__name__, _HOMES)
