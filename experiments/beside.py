@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stdout
 
-from heedful.lens.causes import ARROW, CIRCLE, NONE, PAG, TAIL, orientation
-from heedful.lens.causes.orientation import RULES, Oriented, _r4
+from heedful.discovery import ARROW, CIRCLE, NONE, PAG, TAIL, orientation
+from heedful.discovery.orientation import RULES, Oriented, _r4
 
 
 class CausalLearn:

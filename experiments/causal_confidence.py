@@ -28,7 +28,7 @@ BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 
 def of_samples(samples: int, seeds: int, shape: tuple[int, int, float]) -> list[dict[str, Any]]:
     """A row per graph: its confidence, what is right about it, and for every pair (confidence, rightly decided)."""
-    from heedful.lens.causes import PAG, discover
+    from heedful.discovery import PAG, discover
 
     rows = []
     for seed in range(seeds):

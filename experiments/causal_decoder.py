@@ -54,8 +54,9 @@ def model() -> tuple[Any, Any]:
 
 def structure(smol: Any, tokenizer: Any, prompt: str) -> dict[str, Any]:
     """The identity of the structural weights, on every layer and head."""
+    from heedful.discovery import FisherZ, icd
     from heedful.lens import observe
-    from heedful.lens.causes import FisherZ, attention_correlation, icd, sem_weights
+    from heedful.lens.causes import attention_correlation, sem_weights
     from heedful.lens.causes.covariance import values_of, weights_of
 
     seen = observe(smol, dict(tokenizer(prompt, return_tensors="pt")), keep=("weights", "queries", "keys", "values"))

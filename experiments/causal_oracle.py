@@ -37,7 +37,7 @@ def small(seed: int, graphs: int, selection: bool) -> dict[str, int]:
     """How many of these graphs each learner gets right, by brute force; tests of ICD and ordered ICD."""
     from tests.brute_force import brute_pag, random_dag, topological
 
-    from heedful.lens.causes import DSeparation, fci, icd
+    from heedful.discovery import DSeparation, fci, icd
 
     rng = np.random.default_rng(seed)
     told = dict.fromkeys(("graphs", "icd", "stable", "fci", "ordered", "icd_tests", "ordered_tests"), 0)
@@ -65,7 +65,7 @@ def large(seed: int, graphs: int, selection: int) -> dict[str, int]:
     """In how many graphs a definite mark is false: of ICD, of FCI, and of causal-learn with rules of its own or ours."""
     from tests.brute_force import random_dag
 
-    from heedful.lens.causes import DSeparation, fci, icd
+    from heedful.discovery import DSeparation, fci, icd
 
     rng = np.random.default_rng(seed)
     told = dict.fromkeys(("graphs", "icd", "fci", "icd_is_fci", "causal_learn", "r5_ours", "r10_ours", "both_ours"), 0)
@@ -101,7 +101,7 @@ def _theirs(oracle: Any, rules: tuple[int, ...], selection: bool) -> np.ndarray:
     from causallearn.search.ConstraintBased import FCI
     from causallearn.utils.cit import CIT_Base, register_ci_test
 
-    from heedful.lens.causes import PAG, orientation
+    from heedful.discovery import PAG, orientation
 
     class Oracle(CIT_Base):  # type: ignore[misc]
         method = "oracle"
@@ -133,8 +133,8 @@ def _theirs(oracle: Any, rules: tuple[int, ...], selection: bool) -> np.ndarray:
 def _apply(graph: Any, rule: Callable[[Any], bool]) -> bool:
     """One of our rules on causal-learn's graph."""
     from experiments.beside import write_marks
-    from heedful.lens.causes import PAG
-    from heedful.lens.causes.orientation import Oriented
+    from heedful.discovery import PAG
+    from heedful.discovery.orientation import Oriented
 
     at = Oriented(PAG.from_causallearn(graph).marks.copy())
     return rule(at) and write_marks(graph, at.marks)
@@ -143,7 +143,7 @@ def _apply(graph: Any, rule: Callable[[Any], bool]) -> bool:
 def decisions(seeds: int) -> dict[str, Any]:
     """On causal-learn's own skeletons and sets: how many graphs are equal, and why the others are not; and whole runs beside it."""
     from experiments.beside import CausalLearn, disagreements, no_selection, r4_by_sets
-    from heedful.lens.causes import discover
+    from heedful.discovery import discover
 
     told: dict[str, Any] = dict.fromkeys(("graphs", "equal", "whole_skeleton", "whole_marks"), 0) | {"cases": []}
     for seed in range(seeds):
@@ -204,7 +204,7 @@ def _traced(one: dict[str, Any]) -> str:
 def speed(sizes: tuple[int, ...], beside: int) -> dict[str, Any]:
     """Processor seconds of ICD by size, and of FCI beside causal-learn's at one size."""
     from experiments.beside import CausalLearn
-    from heedful.lens.causes import discover
+    from heedful.discovery import discover
 
     icd = []
     for n in sizes:

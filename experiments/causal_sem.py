@@ -33,7 +33,7 @@ BARS = {"icd": 0.88, "fci": 0.86}
 
 def of_samples(samples: int, alpha: float, seeds: int, shape: tuple[int, int, float]) -> list[dict[str, Any]]:
     """A row per learner: means over the seeds."""
-    from heedful.lens.causes import PAG, discover
+    from heedful.discovery import PAG, discover
 
     runs: dict[str, list[dict[str, Any]]] = {}
     for seed in range(seeds):
@@ -69,7 +69,7 @@ def _beside(data: np.ndarray, alpha: float) -> np.ndarray | None:
     from contextlib import redirect_stdout
     from io import StringIO
 
-    from heedful.lens.causes import PAG
+    from heedful.discovery import PAG
 
     with redirect_stdout(StringIO()):
         graph, _ = fci(data, "fisherz", alpha, show_progress=False)
@@ -86,7 +86,8 @@ def _means(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def of_attention(seeds: int) -> list[dict[str, Any]]:
     """For each shape how many graphs come back exactly, by learner."""
-    from heedful.lens.causes import PAG, RhoThreshold, attention_correlation, fci, icd
+    from heedful.discovery import PAG, RhoThreshold, fci, icd
+    from heedful.lens.causes import attention_correlation
 
     rows = []
     for shape in ATTENTION:

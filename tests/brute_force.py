@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from heedful.lens.causes import DSeparation
+from heedful.discovery import DSeparation
 
 NONE, CIRCLE, ARROW, TAIL = 0, 1, 2, 3
 

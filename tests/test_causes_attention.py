@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from heedful import InvalidArgument, Unsupported
+from heedful.discovery.graph import TAIL
 from heedful.lens import observe
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.covariance import attention_correlation, attention_factor, sem_weights, weights_of
-from heedful.lens.causes.graph import TAIL
 from heedful.lens.causes.sweeps import stability
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

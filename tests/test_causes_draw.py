@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from heedful import InvalidArgument
-from heedful.lens.causes import ARROW, CIRCLE, PAG, TAIL, diagram, draw
+from heedful.discovery import ARROW, CIRCLE, PAG, TAIL
+from heedful.lens.causes import diagram, draw
 
 MARKS = {
     "o-o": (CIRCLE, CIRCLE),

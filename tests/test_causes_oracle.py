@@ -10,7 +10,7 @@ import pytest
 
 from brute_force import ARROW, CIRCLE, NONE, TAIL, brute_pag, random_dag, topological
 from heedful.cli.reproduce import recipe
-from heedful.lens.causes import PAG, DSeparation, FisherZ, RhoThreshold, correlation, discover, fci, icd
+from heedful.discovery import PAG, DSeparation, FisherZ, RhoThreshold, correlation, discover, fci, icd
 
 recipe("causal-sem")  # puts the experiments on the path
 from experiments import sem  # noqa: E402

@@ -10,9 +10,9 @@ import pytest
 from brute_force import brute_pag, random_dag
 from heedful import InvalidArgument
 from heedful.cli.reproduce import recipe
-from heedful.lens.causes import PAG, DSeparation, icd, pc
-from heedful.lens.causes.orientation import RULES, Oriented, meek, open_marks, orient
-from heedful.lens.causes.paths import ARROW, CIRCLE, NONE, TAIL
+from heedful.discovery import PAG, DSeparation, icd, pc
+from heedful.discovery.orientation import RULES, Oriented, meek, open_marks, orient
+from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL
 
 # rule -> parents, observed, selection: without the rule the marks differ
 DECISIVE = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heedful.cli.reproduce import Setting, recipe, root
-from heedful.lens.causes import orientation
+from heedful.discovery import orientation
 
 
 def test_quick_run(tmp_path):

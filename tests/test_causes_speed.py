@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heedful.cli.reproduce import recipe
-from heedful.lens.causes import NONE, discover
+from heedful.discovery import NONE, discover
 
 recipe("causal-sem")  # puts the experiments on the path
 from experiments import sem  # noqa: E402

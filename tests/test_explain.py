@@ -12,10 +12,10 @@ import torch
 
 import heedful
 from heedful import explain
+from heedful.discovery.graph import PAG
 from heedful.lens import observe
 from heedful.lens.causes.baselines import BASELINES, compare
 from heedful.lens.causes.explanation import CausalExplainer
-from heedful.lens.causes.graph import PAG
 from heedful.lens.causes.searching import Replies, exhaustive, pruned, search
 from heedful.lens.causes.tasks import Recommender, Task, TextModel
 

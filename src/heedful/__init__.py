@@ -44,7 +44,9 @@ _HOMES = {
         "heedful.kernels",
     ),
     # The rooms, which are modules themselves.
-    **dict.fromkeys(("bridges", "convert", "decomposition", "kernels", "lens", "masks", "nn", "ops", "series"), ""),
+    **dict.fromkeys(
+        ("bridges", "convert", "decomposition", "discovery", "kernels", "lens", "masks", "nn", "ops", "series"), ""
+    ),
 }
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "bridges",
     "convert",
     "decomposition",
+    "discovery",
     "explain",
     "kernels",
     "lens",
@@ -85,7 +88,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful import bridges, convert, decomposition, kernels, lens, masks, nn, ops, series
+    from heedful import bridges, convert, decomposition, discovery, kernels, lens, masks, nn, ops, series
     from heedful._attend import Plan, attend
     from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra, Unsupported
     from heedful.decomposition import KernelSVD

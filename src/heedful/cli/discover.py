@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
 
-    from heedful.lens.causes import PAG
+    from heedful.discovery import PAG
 
 __all__ = ["check_picture", "discover", "draw_to", "read_table", "write_text"]
 
@@ -208,7 +208,7 @@ def discover(
     options: dict[str, Any] = {"alpha": alpha, "learner": learner, "names": table.names, "max_cond_size": max_cond_size}
     options |= {"selection_bias": True} if selection_bias else {}
     # All that can be checked without torch is checked by now.
-    from heedful.lens.causes import discover as learn
+    from heedful.discovery import discover as learn
 
     with progress() as say, warnings.catch_warnings():
         # What there is to warn of stands in the graph's trust, which is printed.

@@ -1,30 +1,17 @@
-"""Causal graphs: from any covariance, any independence oracle, or the attention of a model somebody already has."""
+"""What attention says about causes: graphs over a model's tokens, and the words whose removal changes its answer."""
 
 from __future__ import annotations
 
+from heedful import discovery
 from heedful._lazy import lazy
 
 # Name -> the file it lives in; nothing is imported before it is used.
 _HOMES = {
-    **dict.fromkeys(("ARROW", "CIRCLE", "NONE", "TAIL", "Edge", "PAG"), "graph"),
+    # A graph from attention is one of `discovery`, whose names are at hand here.
+    **dict.fromkeys(discovery.__all__, "heedful.discovery"),
     **dict.fromkeys(
-        (
-            "DSeparation",
-            "Decisions",
-            "FisherZ",
-            "IndependenceTest",
-            "RhoThreshold",
-            "RowFisherZ",
-            "correlation",
-            "log_p_value",
-        ),
-        "independence",
+        ("attention_correlation", "attention_factor", "sem_weights", "values_of", "weights_of"), "covariance"
     ),
-    "DsepTree": "paths",
-    **dict.fromkeys(("Row", "Tests"), "record"),
-    **dict.fromkeys(("discover", "discover_data", "fci", "icd", "pc"), "learners"),
-    **dict.fromkeys(("Trust", "structure_confidence"), "confidence"),
-    **dict.fromkeys(("attention_correlation", "attention_factor", "sem_weights", "weights_of"), "covariance"),
     **dict.fromkeys(("Stability", "stability"), "sweeps"),
     "AttentionCausalGraph": "attention_graph",
     **dict.fromkeys(("CausalExplainer", "Effect", "Explanation", "Removal", "WordScore", "explain"), "explanation"),

@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument, Unsupported
+from heedful.discovery.graph import PAG
+from heedful.discovery.independence import RowFisherZ
+from heedful.discovery.learners import fci, icd, pc
 from heedful.lens.causes.covariance import (
     COVARIANCES,
     attention_correlation,
@@ -21,9 +24,6 @@ from heedful.lens.causes.covariance import (
     values_of,
     weights_of,
 )
-from heedful.lens.causes.graph import PAG
-from heedful.lens.causes.independence import RowFisherZ
-from heedful.lens.causes.learners import fci, icd, pc
 from heedful.lens.causes.questions import unique
 from heedful.lens.observation import LayerRecord, Observation
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful.discovery.graph import PAG
 from heedful.lens.causes.baselines import BaselineResult
-from heedful.lens.causes.graph import PAG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from heedful._errors import CorruptModel, InvalidArgument
-from heedful.lens.causes.graph import PAG
-from heedful.lens.causes.paths import Links
+from heedful.discovery.graph import PAG
+from heedful.discovery.paths import Links
 from heedful.lens.causes.questions import Task
 
 __all__ = ["Found", "Inquiry", "Replies", "Reply", "exhaustive", "pruned", "search"]

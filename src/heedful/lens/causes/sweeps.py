@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
 from heedful._text import quantity
+from heedful.discovery.graph import ARROW, NONE, PAG
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
-from heedful.lens.causes.graph import ARROW, NONE, PAG
 from heedful.lens.observation import Observation
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 
 from heedful._errors import InvalidArgument, MissingExtra
-from heedful.lens.causes.paths import ARROW, CIRCLE, NONE, TAIL
+from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL
 
 if TYPE_CHECKING:
-    from heedful.lens.causes.graph import PAG
+    from heedful.discovery.graph import PAG
 
 __all__ = ["MARK_NAMES", "from_causallearn", "to_causallearn", "to_dot", "to_graphml", "to_networkx"]
 
@@ -94,7 +94,7 @@ def to_causallearn(pag: PAG) -> Any:
 
 def from_causallearn(graph: Any) -> PAG:
     """From a `GeneralGraph` or its matrix: `graph[j, i]` is the mark at j."""
-    from heedful.lens.causes.graph import PAG
+    from heedful.discovery.graph import PAG
 
     matrix = np.asarray(getattr(graph, "graph", graph))
     if matrix.ndim != 2 or not np.isin(matrix, list(_CAUSALLEARN.values())).all():

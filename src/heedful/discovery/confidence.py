@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
-from heedful.lens.causes.record import Tests
+from heedful.discovery.record import Tests
 
 if TYPE_CHECKING:
-    from heedful.lens.causes.graph import PAG
+    from heedful.discovery.graph import PAG
 
 __all__ = ["Trust", "confidences", "judge", "structure_confidence"]
 
@@ -60,7 +60,7 @@ def structure_confidence(tests: Tests, alpha: float) -> float:
     """The mean of `confidences` over the executed tests, in [0, 1]; 0 without tests.
 
     >>> import numpy as np
-    >>> from heedful.lens.causes import discover, structure_confidence
+    >>> from heedful.discovery import discover, structure_confidence
     >>> pag = discover(np.eye(3), samples=100, alpha=0.01)
     >>> round(structure_confidence(pag.tests, 0.01), 6)
     0.99

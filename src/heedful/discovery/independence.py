@@ -76,7 +76,7 @@ def log_p_value(rho: ArrayLike, samples: int, size: int) -> Floats:
     $z = \operatorname{atanh}(\rho)\sqrt{N - |Z| - 3}$, $\ln p = \ln 2 + \ln\Phi(-|z|)$; it stays finite where `2 (1 - cdf)`
     has long become 0. $|\rho| \ge 1$ gives $-\infty$.
 
-    >>> from heedful.lens.causes import log_p_value
+    >>> from heedful.discovery import log_p_value
     >>> log_p_value([0.0, 0.5, 1.0], samples=103, size=0).round(3)
     array([  0.   , -17.047,    -inf])
     """
@@ -95,7 +95,7 @@ def correlation(covariance: ArrayLike) -> Floats:
 
     A variable without variance gets correlation 0 with all others. A matrix far from positive semidefinite is refused.
 
-    >>> from heedful.lens.causes import correlation
+    >>> from heedful.discovery import correlation
     >>> correlation([[4.0, 1.0], [1.0, 1.0]])
     array([[1. , 0.5],
            [0.5, 1. ]])
@@ -191,7 +191,7 @@ class FisherZ(_Partial):
         alpha: level in (0, 1).
 
     >>> import numpy as np
-    >>> from heedful.lens.causes import FisherZ
+    >>> from heedful.discovery import FisherZ
     >>> chain = FisherZ([[1, 0.8, 0.64], [0.8, 1, 0.8], [0.64, 0.8, 1]], samples=100, alpha=0.01)
     >>> found = chain.run(np.array([0, 0]), np.array([2, 1]), np.array([[1], [2]]))
     >>> found.independent
@@ -307,7 +307,7 @@ class DSeparation:
         selection: nodes that were conditioned on when the sample was taken.
 
     >>> import numpy as np
-    >>> from heedful.lens.causes import DSeparation
+    >>> from heedful.discovery import DSeparation
     >>> collider = DSeparation([[], [], [0, 1]])
     >>> collider.separated(0, 1, []), collider.separated(0, 1, [2])
     (True, False)

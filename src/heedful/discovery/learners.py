@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from heedful._errors import InvalidArgument
-from heedful.lens.causes.asking import BLOCK, OutOfBudget, Progress, Questions, Sets, check_nodes, subsets
-from heedful.lens.causes.graph import PAG
-from heedful.lens.causes.independence import FisherZ, IndependenceTest, correlation, indefiniteness
-from heedful.lens.causes.orientation import Oriented, meek, open_marks
-from heedful.lens.causes.paths import Marks, bits, mask_of, reachable_sets
-from heedful.lens.causes.state import Pair, State
+from heedful.discovery.graph import PAG
+from heedful.discovery.independence import FisherZ, IndependenceTest, correlation, indefiniteness
+from heedful.discovery.orientation import Oriented, meek, open_marks
+from heedful.discovery.paths import Marks, bits, mask_of, reachable_sets
+from heedful.discovery.questions import BLOCK, OutOfBudget, Progress, Questions, Sets, check_nodes, subsets
+from heedful.discovery.state import Pair, State
 
 __all__ = ["LEARNERS", "MAX_TESTS", "discover", "discover_data", "fci", "icd", "pc"]
 
@@ -63,7 +63,7 @@ def icd(
             that numbering the nodes otherwise changes nothing. More tests are executed.
         progress: called with the pairs done and to do in the pass under way, after the first second.
 
-    >>> from heedful.lens.causes import DSeparation, icd
+    >>> from heedful.discovery import DSeparation, icd
     >>> icd(DSeparation([[], [], [0, 1], [2]]))
     PAG(4 nodes, 3 edges, learner='icd': x0 o-> x2, x1 o-> x2, x2 --> x3)
     """
@@ -142,7 +142,7 @@ def fci(
     the largest p-value is kept, and the rules count what any separating set of that size holds as in the set, so that the numbering of
     the nodes does not matter. Arguments as for `icd`.
 
-    >>> from heedful.lens.causes import DSeparation, fci
+    >>> from heedful.discovery import DSeparation, fci
     >>> fci(DSeparation([[], [], [0, 1], [2]]))
     PAG(4 nodes, 3 edges, learner='fci': x0 o-> x2, x1 o-> x2, x2 --> x3)
     """
@@ -206,7 +206,7 @@ def pc(
 
     The result is a CPDAG in the marks of a PAG: `a --> b` directed, `a --- b` an edge whose direction is open. Arguments as for `icd`.
 
-    >>> from heedful.lens.causes import DSeparation, pc
+    >>> from heedful.discovery import DSeparation, pc
     >>> pc(DSeparation([[], [], [0, 1], [2]]))
     PAG(4 nodes, 3 edges, learner='pc': x0 --> x2, x1 --> x2, x2 --> x3)
     """
@@ -280,7 +280,7 @@ def discover(
     indefinite, gives a warning, and `trust()` says so.
 
     >>> import numpy as np
-    >>> from heedful.lens.causes import discover
+    >>> from heedful.discovery import discover
     >>> noise = np.random.default_rng(0).standard_normal((1000, 3))
     >>> noise[:, 2] += noise[:, 0] + noise[:, 1]
     >>> discover(data=noise)

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
-from heedful.lens.causes.asking import OutOfBudget, Questions, whole_numbers
-from heedful.lens.causes.graph import PAG
-from heedful.lens.causes.orientation import Oriented, open_marks, orient
-from heedful.lens.causes.paths import Links
+from heedful.discovery.graph import PAG
+from heedful.discovery.orientation import Oriented, open_marks, orient
+from heedful.discovery.paths import Links
+from heedful.discovery.questions import OutOfBudget, Questions, whole_numbers
 
 __all__ = ["Pair", "State"]
 

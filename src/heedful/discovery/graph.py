@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
-from heedful.lens.causes import exports
-from heedful.lens.causes.confidence import Trust, confidences, judge, structure_confidence
-from heedful.lens.causes.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits, mask_of, reachable_sets
-from heedful.lens.causes.record import Tests
+from heedful.discovery import exports
+from heedful.discovery.confidence import Trust, confidences, judge, structure_confidence
+from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits, mask_of, reachable_sets
+from heedful.discovery.record import Tests
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ _RIGHT = {CIRCLE: "o", ARROW: ">", TAIL: "-"}
 class Edge:
     """An edge between nodes a and b with the mark at each end.
 
-    >>> from heedful.lens.causes import ARROW, CIRCLE, Edge
+    >>> from heedful.discovery import ARROW, CIRCLE, Edge
     >>> str(Edge(0, 1, CIRCLE, ARROW, ("rain", "wet")))
     'rain o-> wet'
     """
@@ -68,7 +68,7 @@ class PAG:
         stopped: why the learner stopped before it was done; empty if it did not.
         notes: what was odd about the data, in plain sentences.
 
-    >>> from heedful.lens.causes import PAG
+    >>> from heedful.discovery import PAG
     >>> pag = PAG.from_dag([[], [], [0, 1], [2]], observed=range(4), names=["rain", "hose", "wet", "slip"])
     >>> [str(edge) for edge in pag.edges()]
     ['rain o-> wet', 'hose o-> wet', 'wet --> slip']
@@ -257,8 +257,8 @@ class PAG:
             selection: nodes conditioned on when sampling.
             names: of the observed nodes.
         """
-        from heedful.lens.causes.independence import DSeparation
-        from heedful.lens.causes.learners import icd
+        from heedful.discovery.independence import DSeparation
+        from heedful.discovery.learners import icd
 
         chosen = tuple(selection)
         oracle = DSeparation(parents, observed=observed, selection=chosen)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
-from heedful.lens.causes.paths import ARROW, CIRCLE, NONE, TAIL, Marks, bits, mask_of, mask_rows, uncovered_reach
+from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, Marks, bits, mask_of, mask_rows, uncovered_reach
 
 __all__ = ["RULES", "Oriented", "meek", "open_marks", "orient"]
 

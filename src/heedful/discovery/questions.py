@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
-from heedful.lens.causes.independence import IndependenceTest
-from heedful.lens.causes.record import Recorder
+from heedful.discovery.independence import IndependenceTest
+from heedful.discovery.record import Recorder
 
 __all__ = ["BLOCK", "OutOfBudget", "Questions", "Separation", "check_nodes", "subsets", "whole_numbers"]
 
