@@ -1,6 +1,8 @@
-"""Numbers and the nouns behind them."""
+"""Numbers with their nouns, and text that is safe to print."""
 
-__all__ = ["quantity"]
+from __future__ import annotations
+
+__all__ = ["printable", "quantity", "short"]
 
 
 def quantity(number: int, noun: str, plural: str | None = None) -> str:
@@ -10,3 +12,25 @@ def quantity(number: int, noun: str, plural: str | None = None) -> str:
     ('1 edge', '0 edges', '1,204 matrices')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def short(count: int) -> str:
+    """A large number in words.
+
+    >>> short(22_713_216)
+    '22.7 million'
+    """
+    for size, unit in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)
+
+
+def printable(text: str) -> str:
+    """A text on one line, with nothing in it that does not print.
+
+    >>> printable("a\\u202eb")
+    'a\\\\u202eb'
+    """
+    # Joiners, which print nothing, are letters of Persian and Hindi, and hold emoji together.
+    return "".join(sign if sign.isprintable() or sign in "\\u200c\\u200d" else repr(sign)[1:-1] for sign in text)
