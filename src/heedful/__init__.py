@@ -25,7 +25,7 @@ _HOMES = {
     "MissingExtra": "heedful._errors",
     "LinearState": "heedful.ops",
     "explain": "heedful.lens.causes.explanation",
-    "look": "heedful.lens.report",
+    "look": "heedful.lens.looking",
     "KernelSVD": "heedful.decomposition",
     **dict.fromkeys(
         (
@@ -106,5 +106,5 @@ if TYPE_CHECKING:
         Softmax,
     )
     from heedful.lens.causes.explanation import explain
-    from heedful.lens.report import look
+    from heedful.lens.looking import look
     from heedful.ops import LinearState

@@ -1,27 +1,76 @@
-"""Axes to draw on."""
+"""Axes to draw on; the one place outside of `report` that knows matplotlib."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from heedful._errors import MissingExtra
+from heedful._errors import InvalidArgument, MissingExtra
+from heedful._files import new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+else:
+    Axes = Any
+
+__all__ = ["Axes", "axes", "check_picture", "colours", "draw_to", "whole_ticks"]
 
 
-def axes(ax: Axes | None) -> Axes:
-    """These axes, or new ones; the one place that asks for matplotlib."""
+def axes(ax: Axes | None, size: tuple[float, float] | None = None) -> Axes:
+    """These axes, or new ones; with a size in inches the new ones fill the whole picture."""
+    pyplot = _pyplot()
+    if ax is not None:
+        return ax
+    if size is None:
+        return pyplot.subplots(layout="constrained")[1]
+    ax = pyplot.subplots(figsize=size)[1]
+    ax.set_position((0, 0, 1, 1))
+    return ax
+
+
+def whole_ticks(ax: Axes, which: str = "xy") -> None:
+    """Places and layers are counted: no ticks between them."""
+    from matplotlib.ticker import MaxNLocator
+
+    for name in which:
+        getattr(ax, f"{name}axis").set_major_locator(MaxNLocator(integer=True))
+
+
+def colours(name: str, count: int) -> list[Any]:
+    """So many colours along a palette, from its beginning to its end."""
+    from matplotlib import colormaps
+
+    return [colormaps[name](at / max(1, count - 1)) for at in range(count)]
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuses a picture that cannot be drawn, before the work begins; its format is known by the name's ending."""
+    if path is None:
+        return
+    _pyplot()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if path.suffix and path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise InvalidArgument(f"cannot draw {path}: give a name that ends in .png, .svg or .pdf")
+
+
+def draw_to(path: Path, draw: Callable[[], Axes]) -> None:
+    """Writes a picture, whose name was checked before the work began."""
+    pyplot = _pyplot()
+    pyplot.switch_backend("Agg")
+    figure: Any = draw().figure
+    kind = path.suffix[1:].lower() or "png"
+    try:
+        with new_file(path if path.suffix else path.with_suffix(".png")) as part:
+            figure.savefig(part, format=kind, dpi=150)
+    finally:
+        pyplot.close(figure)
+
+
+def _pyplot() -> Any:
     try:
         from matplotlib import pyplot
     except ImportError:
         raise MissingExtra("matplotlib", "plot") from None
-    return pyplot.subplots(layout="constrained")[1] if ax is None else ax
-
-
-def whole_ticks(ax: Axes) -> None:
-    """Places and layers are counted: no ticks between them."""
-    from matplotlib.ticker import MaxNLocator
-
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    return pyplot

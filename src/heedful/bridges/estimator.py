@@ -29,7 +29,7 @@ except ImportError:
     raise MissingExtra("scikit-learn", "tables") from None
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = [
     "Classifier",

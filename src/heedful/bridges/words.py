@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from unicodedata import category
 
-__all__ = ["Span", "aligned", "segments", "sign_end", "words_of"]
+from heedful._text import printable
+
+__all__ = ["Span", "aligned", "segments", "sign_end", "token_text", "words_of"]
 
 Span = tuple[int, int]
 
@@ -119,3 +122,8 @@ def aligned(text: str, pieces: Sequence[str]) -> list[Span | None]:
         cursor = at + len(plain)
         found.append((at, cursor))
     return found
+
+
+def token_text(tokenizer: Any, token: str) -> str:
+    """A token as a person would write it, on one line: no marks of the tokenizer, nothing that is not printable."""
+    return printable(tokenizer.convert_tokens_to_string([token]).strip() or token if tokenizer is not None else token)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
     from heedful.discovery import PAG
 
@@ -182,7 +182,7 @@ def discover(
     o: the data leave this end of the edge undetermined.
     """
     from heedful.cli.look import progress
-    from heedful.lens.report import check_place
+    from heedful._files import check_place
 
     for place in filter(None, (dot, graphml, plot)):
         check_place(place)
@@ -210,7 +210,7 @@ def discover(
     # All that can be checked without torch is checked by now.
     from heedful.discovery import discover as learn
 
-    with progress() as say, warnings.catch_warnings():
+    with bar() as say, warnings.catch_warnings():
         # What there is to warn of stands in the graph's trust, which is printed.
         warnings.simplefilter("ignore", UserWarning)
         options |= {} if say is None else {"progress": lambda done, total: say("learning", done, total)}

@@ -87,7 +87,8 @@ def explain(
     """
     from heedful.cli.discover import check_picture, draw_to, write_text
     from heedful.cli.look import model_folder, progress, read_text
-    from heedful.lens.report import SENTENCE, check_place
+    from heedful._files import check_place
+    from heedful.lens.looking import SENTENCE
 
     # Read when torch is loaded: waiting threads sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -109,7 +110,7 @@ def explain(
     # All that can be checked without torch is checked by now.
     from heedful.lens.causes import CausalExplainer
 
-    with progress() as say:
+    with bar() as say:
         explainer = CausalExplainer(folder, **options)
         try:
             every = explainer.explain_windows(asked, target, progress=say) if windows else []

@@ -107,7 +107,7 @@ def predict(
     Where the file has labels, the accuracy goes to standard error.
     """
     _wait_asleep()
-    from heedful.lens.report import check_place
+    from heedful._files import check_place
 
     kind = TASKS[_task(task, file)]
     if out is not None:

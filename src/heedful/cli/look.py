@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["check_options", "model_folder", "progress", "read_text", "show_page"]
+__all__ = ["check_options", "model_folder", "read_text", "show_page"]
 
 REPORT = Path("report.html")
 
@@ -20,7 +19,7 @@ def check_options(out: Path | None, *, no_report: bool, as_json: bool, open_it: 
     >>> check_options(None, no_report=False, as_json=True, open_it=False) is None
     True
     """
-    from heedful.lens.report import check_place
+    from heedful._files import check_place
 
     if no_report and out is not None:
         raise InvalidArgument(f"--no-report and --out {out} contradict each other; give one of them")
@@ -55,7 +54,7 @@ def read_text(words: Sequence[str] | None, file: Path | None) -> str | None:
     >>> read_text(["two", "words"], None)
     'two words'
     """
-    from heedful.lens.report import check_text
+    from heedful.lens.looking import check_text
 
     if words and file is not None:
         raise InvalidArgument(f"give a text or --file {file}, not both")
@@ -72,24 +71,6 @@ def read_text(words: Sequence[str] | None, file: Path | None) -> str | None:
         raise InvalidArgument(f"cannot read {file}: {error.strerror}; give another file") from None
     check_text(text)
     return text
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on standard error where that is a terminal, gone when the work is done; else nothing at all."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        # A step that cannot tell how far it is has a bar that only moves.
-        yield lambda name, done, total: bar.update(
-            task, description=name, completed=done, total=total if total > 1 else None
-        )
 
 
 def show_page(page: Path) -> None:

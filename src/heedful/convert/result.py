@@ -9,7 +9,7 @@ from heedful._plot import axes
 from heedful._text import quantity
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["BreakingPoint", "LayerFit", "Primalized"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful._checks import check_choice
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
 from heedful.discovery import exports
@@ -18,7 +19,7 @@ from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, 
 from heedful.discovery.record import Tests
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["ARROW", "CIRCLE", "NONE", "PAG", "TAIL", "Edge", "Tests"]
 
@@ -116,6 +117,10 @@ class PAG:
         return [
             Edge(a, b, int(self.marks[b, a]), int(self.marks[a, b]), (self.names[a], self.names[b])) for a, b in pairs
         ]
+
+    def links(self) -> list[tuple[int, int, str, str]]:
+        """Every edge as pictures take it: both nodes, and the mark at each as a sign, `-`, `>` or `o`."""
+        return [(edge.a, edge.b, _RIGHT[edge.at_a], _RIGHT[edge.at_b]) for edge in self.edges()]
 
     @property
     def density(self) -> float:
@@ -336,13 +341,12 @@ class PAG:
         `layout="column"` keeps the order of the nodes, as for the words of a text; `"graph"` puts nodes that share edges near one another and
         causes above effects. `"auto"` takes the column where there is a target or an order.
         """
-        from heedful.lens.causes import diagram, draw
+        from heedful.report import diagrams, graphs
 
-        if layout not in ("auto", "column", "graph"):
-            raise InvalidArgument(f"layout must be 'auto', 'column' or 'graph'; got {layout!r}")
+        check_choice(("auto", "column", "graph"), layout=layout)
         ordered = target is not None or self.order is not None
-        room: Any = draw if layout == "column" or (layout == "auto" and ordered) else diagram
-        return room.plot(self, ax=ax, highlight=tuple(highlight), target=target)
+        picture: Any = graphs if layout == "column" or (layout == "auto" and ordered) else diagrams
+        return picture.plot(self.names, self.links(), ax=ax, highlight=tuple(highlight), target=target)
 
     def __iter__(self) -> Iterator[Edge]:
         return iter(self.edges())

@@ -10,10 +10,11 @@ from heedful._lazy import lazy
 _HOMES = {
     **dict.fromkeys(("AttentionSummary", "HeadSummary", "TokenPair", "summarize"), "attention"),
     **dict.fromkeys(("LayerRecord", "Observation", "observe"), "observation"),
-    **dict.fromkeys(("LookResult", "ModelFacts", "look"), "report"),
+    **dict.fromkeys(("LookResult", "ModelFacts", "look"), "looking"),
     "Reference": "pronouns",
     "Role": "roles",
-    **dict.fromkeys(("Finding", "Section", "Subject"), "sections"),
+    **dict.fromkeys(("Finding", "Section"), "heedful.report"),
+    "Subject": "sections",
     **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
     **dict.fromkeys(("causes", "depth", "symmetry"), ""),
 }
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
     from heedful.lens.observation import LayerRecord, Observation, observe
     from heedful.lens.pronouns import Reference
-    from heedful.lens.report import LookResult, ModelFacts, look
+    from heedful.lens.looking import LookResult, ModelFacts, look
     from heedful.lens.roles import Role
-    from heedful.lens.sections import Finding, Section, Subject
+    from heedful.lens.sections import Subject
     from heedful.lens.spectra import MatrixSpectrum, Spectrum, spectrum

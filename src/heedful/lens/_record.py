@@ -17,7 +17,7 @@ from heedful.bridges._calls import joined
 from heedful.kernels import Kernel
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 
 @dataclass(frozen=True)

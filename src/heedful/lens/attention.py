@@ -15,11 +15,10 @@ from heedful._plot import axes, whole_ticks
 from heedful.lens.roles import Role, measured, ordered, position_tests
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
-    from heedful.lens.sections import Section, Subject
 
-__all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "section", "summarize"]
+__all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "summarize"]
 
 # Rows of 16-bit weights sum to one within this.
 ROUNDING = 2e-2
@@ -146,20 +145,15 @@ class AttentionSummary:
         return ax
 
     def _repr_html_(self) -> str:
-        from heedful.lens.sections import html_table
+        from heedful.report import Table
+        from heedful.report.page import fragment
 
         rows = [
-            [
-                head.layer,
-                head.head,
-                "; ".join(map(str, head.roles)) or head.focus,
-                f"{head.entropy:.2f}",
-                str(head.farther or ""),
-            ]
+            [one.layer, one.head, "; ".join(map(str, one.roles)) or one.focus, f"{one.entropy:.2f}", str(one.farther or "")]
             for heads in self.layers
-            for head in heads
+            for one in heads
         ]
-        return html_table(["layer", "head", "role", "entropy", "strongest pair"], rows, " ".join(self.tokens))
+        return fragment([Table(["layer", "head", "role", "entropy", "strongest pair"], rows, " ".join(self.tokens))])
 
     def __str__(self) -> str:
         lines = ["layer     entropy  distance  roles: head (share of its attention), ..."]
@@ -247,13 +241,6 @@ def summarize(
         raise InvalidArgument("weights must hold one tensor per layer; got none")
     layers = (heads_of(layer, at, tokens, special, visible) for at, layer in enumerate(weights))
     return AttentionSummary(tuple(tokens), tuple(layers))
-
-
-def section(subject: Subject) -> Section:
-    """The maps of every head on a page, with a summary; layers that are no distribution over one text are shown all the same."""
-    from heedful.lens.maps.section import draw
-
-    return draw(subject)
 
 
 def _checked(weights: Tensor, layer: int, n: int) -> Tensor:

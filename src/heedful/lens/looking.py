@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heedful import __version__
+from heedful._checks import check_whole
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+from heedful._files import write
+from heedful._progress import Progress, silent
+from heedful._text import quantity, short
+from heedful.bridges.words import token_text
+from heedful.lens.sections import RESEARCH, Subject, sections
+from heedful.report import Finding, Items, Link, Mark, Prose, Section, Table
+from heedful.report.blocks import WIDE
+from heedful.report.page import framed, page
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+    from heedful._plot import Axes
     from heedful.lens.attention import AttentionSummary
-    from heedful.lens.sections import Finding, Section
 
-__all__ = ["LookResult", "ModelFacts", "check_place", "check_text", "look"]
+__all__ = ["LookResult", "ModelFacts", "check_text", "look"]
 
 SENTENCE = "The animal did not cross the street because it was too tired."
 
 # A report opens with so many sentences at least, and at most.
 FEWEST, MOST = 3, 5
-
-# What to call the work under way, how much is done, how much there is.
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class ModelFacts:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: {plural(self.layers, 'layer')} of {plural(self.heads, 'head')}, "
+            f"{self.name}: {quantity(self.layers, 'layer')} of {quantity(self.heads, 'head')}, "
             f"{short(self.parameters)} parameters\n"
             + (f"in {self.folder}\n" if self.folder else "")
             + f"{self.dtype}, attention implementation {self.attention}"
@@ -79,12 +83,9 @@ class LookResult:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the report opens with: three to five sentences, each with its caveat and where its evidence stands."""
-        from heedful.lens.sections import Finding
-
-        made = {name: one for name, one in self.sections.items() if not isinstance(one, str)}
-        found = [finding for one in made.values() for finding in one.findings][:MOST]
-        plain = (Finding(one.plain, "", name) for name, one in made.items() if one.plain)
-        return (*found, *islice(plain, max(0, FEWEST - len(found))))
+        first = [finding for one in self._lenses().values() for finding in one.findings][:MOST]
+        plain = (Finding(one.plain, "", name) for name, one in self._lenses().items() if one.plain)
+        return (*first, *islice(plain, max(0, FEWEST - len(first))))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """How spread out each head's attention is, layers down and heads across."""
@@ -108,90 +109,98 @@ class LookResult:
         }
 
     def __str__(self) -> str:
-        from heedful.lens.sections import RESEARCH
-
-        lines = [*textwrap.wrap(f"{self.model.title} on {self._quoted()}", 98), *_headed("Findings")]
-        for number, finding in enumerate(self.findings, 1):
-            lines += textwrap.wrap(finding.text, 97, initial_indent=f"{number}. ", subsequent_indent="   ")
-            lines += textwrap.wrap(finding.caveat, 97, initial_indent="   Note: ", subsequent_indent="   ")
-        made = {name: one for name, one in self.sections.items() if not isinstance(one, str)}
-        first = True
-        for name, one in made.items():
-            if name in RESEARCH and first:
-                lines += _headed("For researchers", "=")
-                first = False
-            plain = textwrap.wrap(one.plain, 98) if one.plain else []
-            lines += [*_headed(one.title), *plain, one.summary]
-        left = {name: one for name, one in self.sections.items() if isinstance(one, str)}
-        if left:
-            lines += _headed("Does not apply")
-            for name, why in left.items():
-                lines += textwrap.wrap(f"{name.capitalize()}: {why}", 98, subsequent_indent="  ")
-        read = textwrap.wrap(" ".join(self.tokens), 80, initial_indent="  ", subsequent_indent="  ")
+        lines = textwrap.wrap(f"{self.model.title} on {self._quoted()}" if self.text else self.model.title, WIDE)
+        lines += _headed("Findings", self._findings().summary)
+        for name, section in self._lenses().items():
+            if name == self._first_research():
+                lines += _headed("For researchers", line="=")
+            lines += _headed(section.title, *textwrap.wrap(section.plain, WIDE), section.summary)
+        lines += _headed("Does not apply", self._left_out().summary) if self._left_out().blocks else []
+        words = textwrap.wrap(" ".join(self.tokens), 80, initial_indent="  ", subsequent_indent="  ")
         # A long text is known to whoever gave it.
-        read = read if len(read) <= 6 else [*read[:5], "  ..."]
-        lines += _headed("The model and the text")
-        lines += [str(self.model), f"Read as {plural(len(self.tokens), 'token')}{self._cut()}:", *read]
-        return "\n".join(lines)
+        words = words if len(words) <= 6 else [*words[:5], "  ..."]
+        cut = f", {self.left_out} more left out" if self.left_out else ""
+        read = f"Read as {quantity(len(self.tokens), 'token')}{cut}:"
+        return "\n".join([*lines, *_headed("The model and the text", str(self.model), read, *words)])
 
     def _quoted(self) -> str:
         words = " ".join(self.text.split())
         return f'"{textwrap.shorten(words, 120, placeholder=" ...") if len(words) > 120 else words}"'
 
     def _repr_html_(self) -> str:
-        from heedful.lens.sections import framed
-
         return framed(self.html())
-
-    def _cut(self) -> str:
-        return f", {self.left_out} more left out" if self.left_out else ""
 
     def html(self) -> str:
         """The report: one page that needs no other file and names no outside address."""
-        from heedful.lens.report.page import page
+        research = self._first_research()
+        sections = {"findings": self._findings()}
+        for name, section in self._lenses().items():
+            sections |= {"research": self._research()} if name == research else {}
+            sections[name] = section
+        sections |= {"left-out": self._left_out()} if self._left_out().blocks else {}
+        return page(
+            {**sections, "model": self._model()},
+            title=f"{self.model.title}: what it looks at",
+            heading=self.model.title,
+            quote=self.text,
+            command="look",
+            links=("findings", *self._lenses(), "model"),
+            footer=f"Written by heedful {__version__}.",
+        )
 
-        return page(self)
+    def _lenses(self) -> dict[str, Section]:
+        return {name: one for name, one in self.sections.items() if not isinstance(one, str)}
+
+    def _first_research(self) -> str | None:
+        return next((name for name in self._lenses() if name in RESEARCH), None)
+
+    def _findings(self) -> Section:
+        items = [[one.text, Mark(" ", "space"), Link("Evidence", one.evidence)] for one in self.findings]
+        return Section(
+            "Findings",
+            [
+                Items(items, [one.caveat for one in self.findings], style="findings", shown="page"),
+                Items([one.text for one in self.findings], [one.caveat for one in self.findings], style="findings", shown="terminal"),
+            ],
+        )  # fmt: skip
+
+    def _research(self) -> Section:
+        chosen = {name: one for name, one in self._lenses().items() if name in RESEARCH}
+        items = [[Link(one.title, name), f": {one.plain or one.summary.splitlines()[0]}"] for name, one in chosen.items()]
+        return Section("For researchers", [Items(items, style="plain")])
+
+    def _left_out(self) -> Section:
+        items = [f"{name.capitalize()}: {why}" for name, why in self.sections.items() if isinstance(why, str)]
+        return Section("Does not apply", [Items(items, style="note")] if items else [])
+
+    def _model(self) -> Section:
+        model = self.model
+        number, _, unit = short(model.parameters).partition(" ")
+        facts = [
+            ("architecture", model.name),
+            ("layers", str(model.layers)),
+            ("heads in each", str(model.heads)),
+            ("parameters", number, unit),
+            ("tokens read", str(len(self.tokens)), f"{self.left_out} more left out" if self.left_out else ""),
+            ("type of numbers", model.dtype),
+            ("implementation", model.attention),
+        ]
+        tokens: list[str | Mark] = []
+        for token, special in zip(self.tokens, self.special, strict=True):
+            tokens += [Mark(token, "special" if special else "token"), " "]
+        text = [Prose(tokens, style="tokens", title="The text as tokens")] if tokens else []
+        return Section("The model and the text", [Table((), facts, style="facts"), *text])
 
     def save(self, path: str | Path) -> Path:
         """Writes the report as a whole or not at all; a file of that name is replaced.
 
         >>> look(text="Water is wet.").save("report.html")  # doctest: +SKIP
         """
-        path = check_place(path)
-        content = self.html().encode("utf-8", "xmlcharrefreplace")
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(content)
-            part.replace(path)
-        except OSError as error:
-            raise InvalidArgument(f"cannot write {path}: {error.strerror}; give another file") from error
-        finally:
-            part.unlink(missing_ok=True)
-        return path
+        return write(path, self.html())
 
 
-def _headed(title: str, line: str = "-") -> list[str]:
-    return ["", title, line * len(title)]
-
-
-def check_place(path: str | Path) -> Path:
-    """The path, its links followed, where a file may be written; an error says why not.
-
-    >>> check_place("report.html").name
-    'report.html'
-    """
-    given, path = path, Path(path).expanduser().resolve()
-    if len(os.fsencode(path.name)) > 200:
-        raise InvalidArgument(f"the name {path.name[:20]}... is {len(path.name)} characters long; give a shorter one")
-    if path.is_dir():
-        raise InvalidArgument(f"{given} is a folder; give a file, such as {Path(given) / 'report.html'}")
-    if path.exists() and not path.is_file():
-        raise InvalidArgument(f"{given} is no ordinary file; give another one to write the report to")
-    if not path.parent.is_dir():
-        raise InvalidArgument(f"there is no folder {path.parent} to write {path.name} in; make it first")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InvalidArgument(f"cannot write in {path.parent}: permission denied; give another file")
-    return path
+def _headed(title: str, *content: str, line: str = "-") -> list[str]:
+    return ["", title, line * len(title), *content]
 
 
 def look(
@@ -219,16 +228,14 @@ def look(
     >>> result.model.name, len(result.tokens), list(result.sections)
     ('BertModel', 13, ['pronouns', 'attention', 'causes', 'spectrum', 'symmetry', 'depth'])
     """
-    from heedful.lens.sections import Subject, readable, sections
-
-    say = progress or (lambda name, done, total: None)
+    say = progress or silent
     text = SENTENCE if text is None else text
     check_text(text)
-    _check_count(max_tokens)
-    say("loading", 0, 1)
+    check_whole(max_tokens=max_tokens, optional=True)
+    say(0, 1, "loading")
     loaded, tokenizer, folder, title = _opened(model, tokenizer)
     inputs, left_out = _read(loaded, tokenizer, text, max_tokens)
-    say("reading", 0, 1)
+    say(0, 1, "reading")
     reader = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
     observation = _observed(reader, inputs, tokenizer)
     facts = ModelFacts(
@@ -241,20 +248,10 @@ def look(
         dtype=str(loaded.dtype).removeprefix("torch."),
         attention=str(loaded.config._attn_implementation),
     )
-    lens = ""
-
-    def begin(name: str) -> None:
-        nonlocal lens
-        lens = name
-        say(name, 0, 1)
-
-    def advance(done: int, total: int) -> None:
-        say(lens, done, total)
-
-    subject = Subject(reader, tokenizer, folder, text, observation, advance, inputs)
-    found = dict(sections(subject, begin))
-    tokens = tuple(readable(tokenizer, token) for token in observation.tokens[0])
-    return LookResult(facts, text, tokens, tuple(observation.special[0].tolist()), left_out, found)
+    subject = Subject(reader, tokenizer, folder, text, observation, say, inputs)
+    results = dict(sections(subject, lambda name: say(0, 1, name)))
+    tokens = tuple(token_text(tokenizer, token) for token in observation.tokens[0])
+    return LookResult(facts, text, tokens, tuple(observation.special[0].tolist()), left_out, results)
 
 
 def check_text(text: Any) -> None:
@@ -270,11 +267,6 @@ def check_text(text: Any) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidArgument("the text is not valid Unicode; give it in UTF-8") from None
-
-
-def _check_count(max_tokens: Any) -> None:
-    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-        raise InvalidArgument(f"max_tokens must be a whole number, at least 1; got {max_tokens!r}")
 
 
 def _opened(model: Any, tokenizer: Any) -> tuple[Any, Any, Path | None, str]:
@@ -340,24 +332,3 @@ def _observed(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
     # Models fail by every class there is, most often because they want more than a text.
     except Exception as error:
         raise Unsupported(f"{type(model).__name__} fails on this text alone: {' '.join(str(error).split())}") from error
-
-
-def plural(count: int, word: str) -> str:
-    """So many things.
-
-    >>> plural(1, "layer"), plural(2, "layer")
-    ('1 layer', '2 layers')
-    """
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def short(count: int) -> str:
-    """A large number in words.
-
-    >>> short(22_713_216)
-    '22.7 million'
-    """
-    for size, unit in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return str(count)

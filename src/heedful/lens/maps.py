@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
+from heedful.bridges.words import token_text
 from heedful.lens.attention import UNNAMED, AttentionSummary, HeadSummary, TokenPair, heads_of
-from heedful.lens.maps import Atlas, Layer, Tile, fragment, script, style
 from heedful.lens.probe import probe
 from heedful.lens.roles import ROLES, SINKS, Role
-from heedful.lens.sections import Finding, Section, html_table, readable
+from heedful.report import Block, Finding, Items, Link, Map, Mark, Note, Prose, Section, Table
+from heedful.report.maps import Atlas, Layer, Tile
 
 if TYPE_CHECKING:
     from heedful.lens.observation import LayerRecord
     from heedful.lens.sections import Subject
 
-__all__ = ["HeadRange", "draw"]
+__all__ = ["HeadRange", "section"]
 
 # Weights that are worked on at once: 16 MiB of them, and a few times that in float64.
 CELLS = 2**22
@@ -57,13 +56,13 @@ class Reading:
         return tuple(head for head in self.heads if isinstance(head, HeadSummary))
 
 
-def draw(subject: Subject) -> Section:
+def section(subject: Subject) -> Section:
     """Reads every layer once and draws its maps; of a batch, the first sequence."""
     seen = subject.observation
     atlas = Atlas([(record.heads, record.queries_len, record.keys_len) for record in seen])
     readings = []
     for done, record in enumerate(seen):
-        subject.progress(done, len(seen))
+        subject.progress(done, len(seen), "attention")
         readings.append(_read(record, subject, atlas))
     tokens = _names(seen.tokens[0], seen.valid[0], subject.tokenizer)
     readings, untested = _probed(readings, subject)
@@ -72,7 +71,6 @@ def draw(subject: Subject) -> Section:
     pairs = summary.pairs() if summary else ()
     ranges = [head for reading in readings for head in reading.heads if isinstance(head, HeadRange)]
     notes = [*_notes(readings), *(untested if summary else ())]
-    told = (str(summary or ""), _pairs(pairs), "\n".join(textwrap.fill(note, 98) for note in notes))
     data = {
         "tokens": tokens,
         "layers": summary.to_dict()["layers"] if summary else [],
@@ -82,16 +80,14 @@ def draw(subject: Subject) -> Section:
         "not_summarized": [head.to_dict() for head in ranges],
         "notes": notes,
     }
-    page = fragment(
-        [reading.layer for reading in readings],
-        atlas,
-        [FIGURES if summary else RANGES, *notes],
-        _pairs_html(pairs) + _tables(summary, ranges),
-    )
-    found = () if summary is None else findings(summary)
-    return Section(
-        "Attention maps", "\n\n".join(filter(None, told)), data, page, style(), script(), result=summary, findings=found
-    )
+    blocks = [
+        Map([reading.layer for reading in readings], atlas, [FIGURES if summary else RANGES, *notes]),
+        *([Prose(f"{summary}\n", style="verbatim", shown="terminal")] if summary else []),
+        *_pairs(pairs),
+        *(Note(note, shown="terminal") for note in notes),
+        *_tables(summary, ranges),
+    ]
+    return Section("Attention maps", blocks, data, result=summary, findings=findings(summary) if summary else ())
 
 
 RANGES = "Below each map: the head's number, its lowest and its highest coefficient."
@@ -196,7 +192,7 @@ def _parts(record: LayerRecord) -> Iterator[tuple[int, Tensor]]:
 
 
 def _names(strings: Sequence[str], valid: Tensor, tokenizer: Any) -> list[str]:
-    return [readable(tokenizer, token) for token, counts in zip(strings, valid.tolist(), strict=True) if counts]
+    return [token_text(tokenizer, token) for token, counts in zip(strings, valid.tolist(), strict=True) if counts]
 
 
 def _ranges(weights: Tensor, layer: int, first: int, word: str) -> list[HeadRange]:
@@ -237,33 +233,31 @@ def _brief(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 
-def _pairs(pairs: Sequence[TokenPair]) -> str:
-    if not pairs:
-        return ""
-    width = min(60, max(len(str(pair)) for pair in pairs))
-    lines = ["The strongest pairs of tokens, neighbours and special tokens left out:"]
-    for pair in pairs:
-        lines.append(f"  {_cut(str(pair)):<{width}}  {pair.weight:.2f}  layer {pair.layer}, head {pair.head}")
-    return "\n".join(lines)
-
-
 def _cut(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _pairs_html(pairs: Sequence[TokenPair]) -> str:
-    rows = "".join(
-        f'<li><a href="#head-{pair.layer}-{pair.head}" data-query="{pair.query}" data-key="{pair.key}">'
-        f"<bdi>{escape(_cut(pair.query_token))}</bdi> &rarr; <bdi>{escape(_cut(pair.key_token))}</bdi></a> "
-        f"<b>{pair.weight:.2f}</b> <span>layer {pair.layer}, head {pair.head}</span></li>"
-        for pair in pairs
-    )
+def _pairs(pairs: Sequence[TokenPair]) -> Iterator[Block]:
+    """The strongest pairs: a list that opens their maps, and a table for the terminal."""
     if not pairs:
-        return ""
-    return (
-        '<h3 id="strongest-pairs">Strongest pairs</h3><p class="note">Neighbours and special tokens are left out.</p>'
-        f'<ol class="pairs">{rows}</ol>'
-    )
+        return
+    items = [
+        [
+            Link(f"{_cut(pair.query_token)} \u2192 {_cut(pair.key_token)}", f"head-{pair.layer}-{pair.head}", (pair.query, pair.key)),
+            " ",
+            Mark(f"{pair.weight:.2f}", "weight"),
+            Mark(f"layer {pair.layer}, head {pair.head}", "where"),
+        ]
+        for pair in pairs
+    ]  # fmt: skip
+    title = {"title": "Strongest pairs", "name": "strongest-pairs"}
+    yield Note("Neighbours and special tokens are left out.", **title, shown="page")
+    yield Items(items, style="pairs", shown="page")
+    rows = [[str(pair), f"{pair.weight:.2f}", f"layer {pair.layer}, head {pair.head}"] for pair in pairs]
+    width = max(len(_cut(row[0])) for row in rows)
+    lines = ["The strongest pairs of tokens, neighbours and special tokens left out:"]
+    lines += [f"  {_cut(pair):<{width}}  {weight}  {where}" for pair, weight, where in rows]
+    yield Prose("\n".join(lines), style="verbatim", shown="terminal")
 
 
 TABLE = (
@@ -276,21 +270,11 @@ def _role(head: HeadSummary) -> str:
     return ", ".join(f"{role.name}: {role.score:.2f} ({role.chance:.2f})" for role in head.roles) or head.focus
 
 
-def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> str:
+def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> Iterator[Table]:
     """Every head in figures, for those who would rather read or sort than look."""
-    found = ""
     if summary is not None:
         shares = ("itself", "previous", "next", "first", "special")
-        head = [
-            "layer",
-            "head",
-            "role: share (chance)",
-            "entropy",
-            "of highest",
-            "distance",
-            *shares,
-            "strongest pair",
-        ]
+        head = ["layer", "head", "role: share (chance)", "entropy", "of highest", "distance", *shares, "strongest pair"]
         rows = [
             [one.layer, one.head, _role(one)]
             + [f"{one.entropy:.3f}", f"{one.normalized_entropy:.0%}", f"{one.distance:.2f}"]
@@ -299,12 +283,12 @@ def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> st
             for heads in summary.layers
             for one in heads
         ]
-        found += html_table(head, rows, TABLE)
+        yield Table(head, rows, TABLE, long=True, title="Every head in figures", shown="page")
     if ranges:
         head = ["layer", "head", "kind", "lowest", "highest", "row sum"]
         rows = [
             [one.layer, one.head, one.word, f"{one.lowest:.4g}", f"{one.highest:.4g}", f"{one.total:.4g}"]
             for one in ranges
         ]
-        found += html_table(head, rows, "Coefficients that are no distribution over the tokens of one text")
-    return f'<h3>Every head in figures</h3><div class="long sortable">{found}</div>'
+        caption = "Coefficients that are no distribution over the tokens of one text"
+        yield Table(head, rows, caption, long=True, title="" if summary else "Every head in figures", shown="page")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from operator import index
 from pathlib import Path
 from typing import Any, overload
@@ -143,12 +142,12 @@ class Observation(Sequence[LayerRecord]):
             raise CorruptModel(f"{located(folder)} does not hold an observation ({error!r}); write it again") from None
 
     def _repr_html_(self) -> str:
-        from heedful.lens.sections import html_table
+        from heedful.report import Prose, Table
+        from heedful.report.page import fragment
 
         rows = [[one.index, one.name, one.kind, one.heads, one.queries_len, one.keys_len] for one in self]
-        table = html_table(["layer", "module", "kind", "heads", "queries", "keys"], rows)
-        read = escape(" ".join(self.tokens[0]))
-        return f"<p>{escape(repr(self))}</p><p>{read}</p>{table}"
+        table = Table(["layer", "module", "kind", "heads", "queries", "keys"], rows)
+        return fragment([Prose(repr(self)), Prose(" ".join(self.tokens[0])), table])
 
     def __repr__(self) -> str:
         heads = sorted({record.heads for record in self})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +14,8 @@ from heedful.bridges import answers
 from heedful.bridges.words import segments
 from heedful.lens._english import FUNCTION, PERSONAL
 from heedful.lens.observation import Observation, observe
-from heedful.lens.report import SENTENCE
-from heedful.lens.sections import Finding, Section, readable
+from heedful.lens.looking import SENTENCE
+from heedful.report import Block, Finding, Link, Note, Prose, Section, Table
 
 if TYPE_CHECKING:
     from heedful.lens.sections import Subject
@@ -281,11 +279,10 @@ def section(subject: Subject) -> Section:
         )
     found = tuple(_compared(one, subject, reading) for one in found[:SHOWN])
     # The report opens with the sentences on the first one.
-    summary = "\n".join(_terminal(one, told=at > 0) for at, one in enumerate(found))
-    html = "".join(_html(one, told=at > 0) for at, one in enumerate(found))
+    blocks = [block for at, one in enumerate(found) for block in _blocks(one, sentence=at > 0)]
     data = {"references": [one.to_dict() for one in found]}
     title = "What the pronouns attend to" if len(found) > 1 else f"What “{found[0].pronoun}” attends to"
-    return Section(title, summary, data, html, STYLE, result=found, findings=_findings(found[0], _unchanged(subject)))
+    return Section(title, blocks, data, result=found, findings=_findings(found[0], _unchanged(subject)))
 
 
 CAVEAT = "That a head attends to a word does not show that the model takes the pronoun to mean it."
@@ -323,63 +320,21 @@ def _compared(one: Reference, subject: Subject, reading: answers.Reading) -> Ref
     return compare(one, word, [(subject.observation, reading), (observation, changed)], (old, new))
 
 
-def _columns(one: Reference) -> tuple[list[str], list[list[str]]]:
-    """The heads with the largest weights, as a table."""
-    head = ["head", one.word, "rank"]
-    change = one.change
+def _blocks(one: Reference, *, sentence: bool) -> Iterator[Block]:
+    """The heads with the largest weights, as a table; `sentence` for a reference that the report does not open with."""
+    if sentence:
+        yield Prose(one.sentence(), style="reference")
+    yield Note("Each row is a head; its name opens its map. The largest weights come first.", shown="page")
+    head, change = ["head", one.word, "rank"], one.change
+    caption = f"Weight from “{one.pronoun}” on “{one.word}”, and its rank among the words"
     if change is not None:
         head += [change.word, f"{one.word}, with {change.new}", f"{change.word}, with {change.new}"]
-    rows = []
+        caption += f"; then on “{change.word}”, and both with “{change.new}” for “{change.old}”"
+    rows: list[list[Any]] = []
     for each in one.heads[:HEADS]:
-        row = [f"{each.layer}.{each.head}", f"{each.weight:.2f}", str(each.rank)]
+        at = each.layer, each.head
+        link = Link(f"{each.layer}.{each.head}", f"head-{each.layer}-{each.head}", (one.query, one.keys[0]))
+        rows.append([link, f"{each.weight:.2f}", each.rank])
         if change is not None:
-            at = each.layer, each.head
-            row += [f"{value:.2f}" for value in (change.before[at][1], *change.after[at])]
-        rows.append(row)
-    return head, rows
-
-
-def _caption(one: Reference) -> str:
-    change = (
-        f"; then on “{one.change.word}”, and both with “{one.change.new}” for “{one.change.old}”" if one.change else ""
-    )
-    return (
-        f"Weight from “{one.pronoun}” on “{one.word}”, and its rank among the words{change}. Heads are named layer.head"
-    )
-
-
-def _terminal(one: Reference, *, told: bool) -> str:
-    lines = textwrap.wrap(one.sentence(), 98) if told else []
-    head, rows = _columns(one)
-    cells = [[_short(name) for name in head], *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines += textwrap.wrap(f"{_caption(one)}:", 98)
-    lines += ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells]
-    return "\n".join(lines)
-
-
-def _short(text: str, most: int = 24) -> str:
-    plain = readable(None, text)
-    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
-
-
-STYLE = (
-    ".reference{font:1.15rem/1.5 var(--serif);max-width:46rem}#pronouns th{white-space:normal;min-width:3rem;max-width:7rem}"
-    "#pronouns th,#pronouns td{padding:.35rem .5rem}"
-)
-
-
-def _html(one: Reference, *, told: bool) -> str:
-    head, rows = _columns(one)
-    body = []
-    for each, (_, *cells) in zip(one.heads, rows, strict=False):
-        link = f'<a href="#head-{each.layer}-{each.head}" data-query="{one.query}" data-key="{one.keys[0]}">{each.layer}.{each.head}</a>'
-        body.append(f"<tr><td>{link}</td>{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>")
-    titles = f"<th>{escape(head[0])}</th>" + "".join(f"<th class=number>{escape(name)}</th>" for name in head[1:])
-    label = escape(f"Heads that attend from {one.pronoun} to {one.word}")
-    opening = f'<p class="reference">{escape(one.sentence())}</p>' if told else ""
-    opening += '<p class="note">Each row is a head; its name opens its map. The largest weights come first.</p>'
-    return (
-        f'{opening}<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption>{escape(_caption(one))}</caption>'
-        f"<thead><tr>{titles}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+            rows[-1] += [f"{value:.2f}" for value in (change.before[at][1], *change.after[at])]
+    yield Table(head, rows, f"{caption}. Heads are named layer.head")

@@ -14,15 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._plot import axes
-from heedful.lens.causes.draw import COLOURS, FILLS, KEY, Arc, fitting, look, wide
-from heedful.lens.causes.paths import ARROW, CIRCLE
+from heedful.report.graphs import ARROW, COLOURS, FILLS, Edge, end_mark, fitting, key_on, look, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
-    from matplotlib.axes import Axes
-
-    from heedful.lens.causes.graph import PAG
+    from heedful._plot import Axes
 
 __all__ = ["places", "plot"]
 
@@ -34,23 +31,26 @@ WIDEST = 150.0
 STEPS = 300
 
 
-def places(pag: PAG) -> tuple[Points, Points]:
+def places(names: Sequence[str], edges: Sequence[Edge]) -> tuple[Points, Points]:
     """The middle of each node's box `[n, 2]` and its width and height `[n, 2]`, in points, y downwards."""
     networkx: Any = import_module("networkx")
-    sizes = np.array([(min(WIDEST, wide(name) + 14), HIGH) for name in pag.names]).reshape(-1, 2)
-    graph = networkx.Graph([(edge.a, edge.b) for edge in pag.edges()])
-    graph.add_nodes_from(range(pag.n))
-    found = np.zeros((pag.n, 2))
+    sizes = np.array([(min(WIDEST, wide(name) + 14), HIGH) for name in names]).reshape(-1, 2)
+    graph = networkx.Graph([edge[:2] for edge in edges])
+    graph.add_nodes_from(range(len(names)))
+    middles = np.zeros((len(names), 2))
     # Where edges are many they need more room between them.
-    length = EDGE * max(1.0, (2 * graph.number_of_edges() / max(1, pag.n) / 3) ** 0.5)
+    length = EDGE * max(1.0, (2 * graph.number_of_edges() / max(1, len(names)) / 3) ** 0.5)
     parts = sorted(map(sorted, networkx.connected_components(graph)), key=lambda nodes: (-len(nodes), nodes))
     blocks: list[tuple[list[int], Points]] = []
     for nodes in parts:
         apart = np.array([[networkx.shortest_path_length(graph, a, b) for b in nodes] for a in nodes], float)
-        at = _turned(_stressed(apart) * length, pag, nodes)
-        blocks.append((nodes, _spread(at, sizes[nodes], _lines(pag, nodes))))
-    _pack(blocks, sizes, found)
-    return found, sizes
+        place = {node: at for at, node in enumerate(nodes)}
+        own = [(place[a], place[b], at_a, at_b) for a, b, at_a, at_b in edges if a in place]
+        at = _turned(_stressed(apart) * length, own)
+        lines = np.array([edge[:2] for edge in own], np.int64).reshape(-1, 2)
+        blocks.append((nodes, _spread(at, sizes[nodes], lines)))
+    _pack(blocks, sizes, middles)
+    return middles, sizes
 
 
 def _stressed(apart: NDArray[np.float64]) -> Points:
@@ -75,19 +75,9 @@ def _stressed(apart: NDArray[np.float64]) -> Points:
     return at
 
 
-def _lines(pag: PAG, nodes: list[int]) -> NDArray[np.int64]:
-    place = {node: at for at, node in enumerate(nodes)}
-    pairs = [(place[edge.a], place[edge.b]) for edge in pag.edges() if edge.a in place]
-    return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-def _turned(at: Points, pag: PAG, nodes: list[int]) -> Points:
+def _turned(at: Points, edges: Sequence[Edge]) -> Points:
     """Turned and mirrored so that arrows point down; without any, so that it is wider than high."""
-    place = {node: spot for spot, node in enumerate(nodes)}
-    down = []
-    for edge in pag.edges():
-        if edge.a in place and (edge.at_a == ARROW) != (edge.at_b == ARROW):
-            down.append((place[edge.a], place[edge.b]) if edge.at_b == ARROW else (place[edge.b], place[edge.a]))
+    down = [(a, b) if at_b == ARROW else (b, a) for a, b, at_a, at_b in edges if (at_a == ARROW) != (at_b == ARROW)]
 
     def worth(turned: Points) -> float:
         width, height = np.ptp(turned, axis=0)
@@ -163,33 +153,33 @@ def _pack(blocks: list[tuple[list[int], Points]], sizes: Points, found: Points) 
         x, row = x + size[0] + 2 * GAP, max(row, float(size[1]))
 
 
-def plot(pag: PAG, ax: Axes | None = None, highlight: Collection[int] = (), target: int | None = None) -> Axes:
+def plot(
+    names: Sequence[str],
+    edges: Sequence[Edge],
+    ax: Axes | None = None,
+    highlight: Collection[int] = (),
+    target: int | None = None,
+) -> Axes:
     """Draws the graph of a table with matplotlib; new axes are as large as it needs.
 
-    >>> from heedful.lens.causes import PAG
-    >>> ax = plot(PAG.from_dag([[], [0]], observed=range(2), names=["rain", "wet"]))
+    >>> ax = plot(["rain", "wet"], [(0, 1, "-", ">")])
     >>> [text.get_text() for text in ax.texts][:2]
     ['rain', 'wet']
     """
-    at, sizes = places(pag)
+    at, sizes = places(names, edges)
     low = (at - sizes / 2).min(0, initial=0.0) - AROUND
     width, height = np.maximum((at + sizes / 2).max(0, initial=0.0) - low + AROUND, (470.0, 40.0))
-    if ax is None:
-        ax = axes(None)
-        ax.figure.set_layout_engine("none")  # type: ignore[union-attr]
-        ax.figure.set_size_inches(width / 72, (height + KEY_HIGH) / 72)  # type: ignore[union-attr]
-        ax.set_position((0, 0, 1, 1))
+    ax = axes(ax, size=(width / 72, (height + KEY_HIGH) / 72))
     from matplotlib.patches import FancyBboxPatch
 
-    edges = pag.edges()
     pale = max(0.25, min(1.0, 90 / max(1, len(edges))))
-    for edge in edges:
-        colour, dashes = look(Arc(edge.a, edge.b, edge.at_a, edge.at_b, 0, 0, 0, True))
-        first, last = (_border(at[a], sizes[a], at[b]) for a, b in ((edge.a, edge.b), (edge.b, edge.a)))
+    for a, b, at_a, at_b in edges:
+        colour, dashes = look(at_a, at_b)
+        first, last = _border(at[a], sizes[a], at[b]), _border(at[b], sizes[b], at[a])
         ax.plot(*np.transpose([first, last]), color=colour, lw=1.3, ls=dashes, alpha=pale, zorder=1)
-        _mark(ax, edge.at_a, first, last, colour)
-        _mark(ax, edge.at_b, last, first, colour)
-    for node, name in enumerate(pag.names):
+        end_mark(ax, at_a, first, last, colour)
+        end_mark(ax, at_b, last, first, colour)
+    for node, name in enumerate(names):
         face, line, ink = FILLS["chosen" if node in highlight else "target" if node == target else ""]
         (x, y), (across, high) = at[node], sizes[node]
         ax.add_patch(FancyBboxPatch((x - across / 2, y - high / 2), across, high, boxstyle="round,pad=0,rounding_size=4",
@@ -197,7 +187,7 @@ def plot(pag: PAG, ax: Axes | None = None, highlight: Collection[int] = (), targ
         label = fitting(" ".join(str(name).split()) or repr(str(name)), across - 8)
         # A dollar sign would begin mathematics.
         ax.text(x, y, label, ha="center", va="center", fontsize=8.5, color=COLOURS[ink], parse_math=False, zorder=4)
-    _key(ax, low[0] + AROUND, low[1] + height + 8)
+    key_on(ax, [(low[0] + AROUND + left, low[1] + height + 8) for left in (0, 85, 185, 290)])
     ax.set(xlim=(low[0], low[0] + width), ylim=(low[1] + height + KEY_HIGH, low[1]), aspect="equal")
     ax.axis("off")
     return ax
@@ -209,29 +199,3 @@ def _border(middle: Points, size: Points, towards: Points) -> Points:
     with np.errstate(divide="ignore"):
         share = np.min(np.where(way != 0, (size / 2 + 1) / np.abs(way), np.inf))
     return np.asarray(middle + way * min(float(share), 0.5))
-
-
-def _mark(ax: Axes, mark: int, tip: Any, other: Any, colour: str) -> None:
-    """An end mark with its tip at the border of a box, on the line to the other end."""
-    from matplotlib.patches import Circle, Polygon
-
-    way = np.asarray(other, float) - tip
-    way = way / max(float(np.linalg.norm(way)), 1e-9)
-    if mark == ARROW:
-        side = np.array([-way[1], way[0]])
-        ax.add_patch(
-            Polygon([tip, tip + 8 * way + 3.4 * side, tip + 8 * way - 3.4 * side], fc=colour, ec="none", zorder=2)
-        )
-    elif mark == CIRCLE:
-        ax.add_patch(Circle(tuple(tip + 3.4 * way), 2.9, fc=COLOURS["paper"], ec=colour, lw=1.1, zorder=2))
-
-
-def _key(ax: Axes, left: float, y: float) -> None:
-    """What marks mean, in a row below the picture."""
-    for at, (one, other, meaning) in enumerate(KEY):
-        x = left + (0, 85, 185, 290)[at]
-        colour, dashes = look(Arc(0, 1, one, other, 0, 0, 0, True))
-        ax.plot([x, x + 34], [y, y], color=colour, lw=1.4, ls=dashes, zorder=1)
-        for mark, tip, end in ((one, x, x + 34), (other, x + 34, x)):
-            _mark(ax, mark, np.array([tip, y]), np.array([end, y]), colour)
-        ax.text(x + 39, y, meaning, va="center", fontsize=8, color=COLOURS["soft"])

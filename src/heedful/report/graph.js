@@ -1,21 +1,21 @@
 (() => {
   "use strict";
   const SVG = "http://www.w3.org/2000/svg";
-  const LEFT = { 1: "o", 2: "<", 3: "-" }, RIGHT = { 1: "o", 2: ">", 3: "-" };
-  for (const graph of document.querySelectorAll("svg.causes-graph[data-column]")) {
+  const LEFT = { "o": "o", ">": "<", "-": "-" };
+  for (const graph of document.querySelectorAll("svg.graph[data-column]")) {
     const tokens = [...graph.querySelectorAll(".token")];
     if (!tokens.length) continue;
-    const told = graph.closest("figure").querySelector(".causes-picked");
+    const told = graph.closest("figure").querySelector(".graph-picked");
     const drawn = graph.querySelector(".picked-marks");
     const x = +graph.dataset.column;
-    const arcs = [...graph.querySelectorAll(".arc")].map((line) => ({ line, ends: line.dataset.ends.split(" ").map(Number) }));
+    const arcs = [...graph.querySelectorAll(".arc")].map((line) => ({ line, ends: line.dataset.ends.split(" ").map((end, at) => (at < 2 ? Number(end) : end)) }));
     arcs.sort((one, other) => one.ends[0] - other.ends[0] || one.ends[1] - other.ends[1]);
     const name = (node) => tokens[node].querySelector("title")?.textContent ?? tokens[node].querySelector("text").textContent;
     const first = told.textContent;
 
     const shape = (mark, y, kind) => {
-      const part = document.createElementNS(SVG, mark === 2 ? "path" : "circle");
-      const values = mark === 2 ? { class: "arrow", d: `M${x + 0.5} ${y}l7.5 -3.4v6.8z` } : { cx: x + 4, cy: y, r: 2.9 };
+      const part = document.createElementNS(SVG, mark === ">" ? "path" : "circle");
+      const values = mark === ">" ? { class: "arrow", d: `M${x + 0.5} ${y}l7.5 -3.4v6.8z` } : { cx: x + 4, cy: y, r: 2.9 };
       for (const [key, value] of Object.entries(values)) part.setAttribute(key, value);
       const group = document.createElementNS(SVG, "g");
       group.setAttribute("class", kind);
@@ -35,8 +35,8 @@
         if (!mine) continue;
         const path = line.getAttribute("d").match(/[\d.]+/g).map(Number);
         const kind = line.classList[1];
-        for (const [mark, y] of [[atA, path[1]], [atB, path[path.length - 2]]]) if (mark !== 3) drawn.append(shape(mark, y, kind));
-        edges.push(`${name(a)} ${LEFT[atA]}-${RIGHT[atB]} ${name(b)}`);
+        for (const [mark, y] of [[atA, path[1]], [atB, path[path.length - 2]]]) if (mark !== "-") drawn.append(shape(mark, y, kind));
+        edges.push(`${name(a)} ${LEFT[atA]}-${atB} ${name(b)}`);
       }
       const of = edges.length === 1 ? "1 edge" : `${edges.length} edges`;
       // An edge in letters is not broken across lines.

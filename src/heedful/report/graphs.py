@@ -10,22 +10,26 @@ never cross one another. A dense graph shows the edges that matter strongly and 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from heedful._plot import axes
 from heedful._text import quantity
-from heedful.lens.causes.paths import ARROW, CIRCLE, TAIL
+from heedful.report.charts import element
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
-    from heedful.lens.causes.graph import PAG
+__all__ = ["Arc", "Box", "Edge", "Layout", "key", "layout", "plot", "svg"]
 
-__all__ = ["COLOURS", "FILLS", "KEY", "Arc", "Box", "Layout", "fitting", "key", "layout", "look", "plot", "svg", "wide"]
+# An edge: its upper and its lower node, and the marks at them: `-`, `>` or `o`.
+Edge = tuple[int, int, str, str]
+TAIL, ARROW, CIRCLE = "-", ">", "o"
 
 # Pixels: between ports, of a box, between boxes and rails, around everything, of an end mark, of arcs.
 PORT, ROW, GAP, EDGE, LEAD, REACH = 8.0, 20.0, 4.0, 6.0, 11.0, 250.0
@@ -65,8 +69,8 @@ class Arc:
 
     a: int
     b: int
-    at_a: int
-    at_b: int
+    at_a: str
+    at_b: str
     y_a: float
     y_b: float
     reach: float
@@ -74,10 +78,7 @@ class Arc:
 
     @property
     def kind(self) -> str:
-        """latent (`<->`), directed (`->` or `<-`), or open, with a circle or two tails."""
-        if self.at_a == self.at_b == ARROW:
-            return "latent"
-        return "directed" if {self.at_a, self.at_b} == {ARROW, TAIL} else "open"
+        return kind_of(self.at_a, self.at_b)
 
 
 @dataclass(frozen=True)
@@ -101,24 +102,30 @@ class Layout:
         return max(0.08, min(0.5, 20 / max(1, len(self.arcs) - self.strong)))
 
 
-def layout(pag: PAG, highlight: Collection[int] = (), target: int | None = None) -> Layout:
+def layout(
+    names: Sequence[str], edges: Sequence[Edge], highlight: Collection[int] = (), target: int | None = None
+) -> Layout:
     """Places the tokens of a graph and its edges.
 
     Args:
-        pag: any graph with `marks` and `names`.
+        names: the nodes, from top to bottom.
+        edges: each with its upper node first.
         highlight: nodes of the explaining set.
         target: the node whose answer is explained.
 
-    >>> from heedful.lens.causes import PAG
-    >>> found = layout(PAG.from_dag([[], [0], [1]], observed=range(3), names="abc"))
-    >>> [box.label for box in found.boxes], [arc.kind for arc in found.arcs]
-    (['a', 'b', 'c'], ['open', 'open'])
+    >>> graph = layout("abc", [(0, 1, "o", ">"), (1, 2, "-", ">")])
+    >>> [box.label for box in graph.boxes], [arc.kind for arc in graph.arcs]
+    (['a', 'b', 'c'], ['open', 'directed'])
     """
-    marks, names = pag.marks, [" ".join(str(name).split()) or repr(str(name)) for name in pag.names]
-    count = len(names)
-    pairs = [(i, j) for i in range(count) for j in range(i + 1, count) if marks[i, j]]
-    ranked = _ranked(marks, pairs, set(highlight), target)
-    strong = set(ranked[: _shown(marks, ranked, set(highlight), target, count)])
+    names = [" ".join(str(name).split()) or repr(str(name)) for name in names]
+    count, chosen = len(names), set(highlight)
+    marks = {(a, b): (at_a, at_b) for a, b, at_a, at_b in edges}
+
+    def worth(pair: tuple[int, int]) -> tuple[int, int]:
+        return _tier(pair, chosen, target), marks[pair].count(CIRCLE)
+
+    ranked = sorted(marks, key=lambda pair: (*worth(pair), pair[1] - pair[0], pair[0]))
+    strong = set(ranked[: _readable([worth(pair) for pair in ranked], count)])
     drawn = ranked[:ARCS]
     column = EDGE + min(WIDEST, max((wide(name) for name in names), default=0.0) + 14)
     ports = _ports(count, strong)
@@ -143,22 +150,11 @@ def layout(pag: PAG, highlight: Collection[int] = (), target: int | None = None)
         # Long arcs reach further, but not in proportion: short ones must still be seen as arcs.
         reach = 16 + (REACH - 16) * (span / max(longest, 8 * ROW)) ** 0.75
         ends = places[a, (a, b)], places[b, (a, b)]
-        arcs.append(Arc(a, b, int(marks[b, a]), int(marks[a, b]), *ends, reach, (a, b) in strong))
+        arcs.append(Arc(a, b, *marks[a, b], *ends, reach, (a, b) in strong))
     across = column + LEAD + 0.75 * max((arc.reach for arc in arcs), default=0.0) + EDGE
     return Layout(
         max(across, column + 90), top - GAP + EDGE, column, tuple(boxes), tuple(arcs), len(ranked) - len(drawn)
     )
-
-
-def _ranked(marks: Any, pairs: list[tuple[int, int]], chosen: set[int], target: int | None) -> list[tuple[int, int]]:
-    """Edges, those that matter most first."""
-
-    def key(pair: tuple[int, int]) -> tuple[int, int, int, int]:
-        a, b = pair
-        circles = int(marks[a, b] == CIRCLE) + int(marks[b, a] == CIRCLE)
-        return _tier(pair, chosen, target), circles, b - a, a
-
-    return sorted(pairs, key=key)
 
 
 def _tier(pair: tuple[int, int], chosen: set[int], target: int | None) -> int:
@@ -169,16 +165,13 @@ def _tier(pair: tuple[int, int], chosen: set[int], target: int | None) -> int:
     return 1 if target in pair else 2 if chosen.intersection(pair) else 3
 
 
-def _shown(marks: Any, ranked: list[tuple[int, int]], chosen: set[int], target: int | None, count: int) -> int:
+def _readable(worths: list[tuple[int, int]], count: int) -> int:
     """How many of the ranked edges are drawn strongly: whole groups, as long as they stay readable together."""
     most = max(28, 3 * count // 2)
-    keys = [
-        (_tier(pair, chosen, target), sum(int(marks[i, j] == CIRCLE) for i, j in (pair, pair[::-1]))) for pair in ranked
-    ]
-    ends = [at for at, (one, other) in enumerate(pairwise(keys), 1) if one != other] + [len(keys)]
-    core = sum(tier == 0 for tier, _ in keys)
+    ends = [at for at, (one, other) in enumerate(pairwise(worths), 1) if one != other] + [len(worths)]
+    core = sum(tier == 0 for tier, _ in worths)
     # Without a target or set any first group may be too large; its nearest edges are shown then.
-    return max([core, *(end for end in ends if end <= most)]) or min(most, len(ranked))
+    return max([core, *(end for end in ends if end <= most)]) or min(most, len(worths))
 
 
 def _ports(count: int, edges: Collection[tuple[int, int]]) -> list[list[tuple[int, int]]]:
@@ -222,22 +215,23 @@ def fitting(text: str, room: float) -> str:
 
 
 def plot(
-    pag: PAG, ax: Axes | None = None, highlight: Collection[int] = (), target: int | None = None, legend: bool = True
+    names: Sequence[str],
+    edges: Sequence[Edge],
+    ax: Axes | None = None,
+    highlight: Collection[int] = (),
+    target: int | None = None,
+    legend: bool = True,
 ) -> Axes:
     """Draws a graph with matplotlib; new axes are as large as the graph needs.
 
-    >>> from heedful.lens.causes import PAG
-    >>> ax = plot(PAG.from_dag([[], [0]], observed=range(2), names="ab"))
+    >>> ax = plot("ab", [(0, 1, "-", ">")])
     >>> [text.get_text() for text in ax.texts][:2]
     ['a', 'b']
     """
-    drawn = layout(pag, highlight, target)
+    drawn = layout(names, edges, highlight, target)
     high = drawn.height + (46 if legend else 0)
-    if ax is None:
-        ax = axes(None)
-        ax.figure.set_layout_engine("none")  # type: ignore[union-attr]
-        ax.figure.set_size_inches(max(drawn.width, 300 if legend else 0) / 72, high / 72)  # type: ignore[union-attr]
-        ax.set_position((0, 0, 1, 1))
+    across = max(drawn.width, 300 if legend else 0)
+    ax = axes(ax, size=(across / 72, high / 72))
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
@@ -246,12 +240,12 @@ def plot(
         points = [(drawn.column, arc.y_a), (start, arc.y_a), (far, arc.y_a), (far, arc.y_b), (start, arc.y_b),
                   (drawn.column, arc.y_b)]  # fmt: skip
         path = Path(points, [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO])
-        colour, dashes = look(arc)
+        colour, dashes = look(arc.at_a, arc.at_b)
         alpha, line = (1.0, 1.4) if arc.strong else (drawn.paleness, 0.6)
         ax.add_patch(PathPatch(path, fc="none", ec=colour, lw=line, alpha=alpha, ls=dashes if arc.strong else "-"))
         if arc.strong:
             for mark, y in ((arc.at_a, arc.y_a), (arc.at_b, arc.y_b)):
-                _mark(ax, mark, drawn.column, y, colour)
+                end_mark(ax, mark, (drawn.column + 0.5, y), (drawn.column + 9, y), colour)
     for box in drawn.boxes:
         face, edge, text = (COLOURS[name] for name in FILLS[box.role])
         ax.add_patch(FancyBboxPatch((EDGE, box.top), drawn.column - EDGE, box.height,
@@ -263,28 +257,38 @@ def plot(
             drawn.column - 6, box.middle, box.label, ha="right", va="center", fontsize=8.5, color=text, parse_math=False
         )
     if legend:
-        _key(ax, drawn)
-    ax.set(xlim=(0, max(drawn.width, 300 if legend else 0)), ylim=(high, 0), aspect="equal")
+        key_on(ax, [(EDGE + 140 * (at % 2), drawn.height + 12 + 18 * (at // 2)) for at in range(len(KEY))])
+    ax.set(xlim=(0, across), ylim=(high, 0), aspect="equal")
     ax.axis("off")
     return ax
 
 
-def look(arc: Arc) -> tuple[str, Any]:
-    """The colour and the dashes of an edge."""
-    if arc.kind == "latent":
+def kind_of(left: str, right: str) -> str:
+    """latent (`<->`), directed (`->` or `<-`), or open, with a circle or two tails."""
+    if left == right == ARROW:
+        return "latent"
+    return "directed" if {left, right} == {ARROW, TAIL} else "open"
+
+
+def look(left: str, right: str) -> tuple[str, Any]:
+    """The colour and the dashes of an edge by its marks."""
+    if kind_of(left, right) == "latent":
         return COLOURS["latent"], (0, (4, 2))
-    return COLOURS["directed" if arc.kind == "directed" else "soft"], "-"
+    return COLOURS["directed" if kind_of(left, right) == "directed" else "soft"], "-"
 
 
-def _mark(ax: Axes, mark: int, x: float, y: float, colour: str, way: int = 1) -> None:
-    """An end mark whose tip is at x; `way` 1 for a line that comes from the right, -1 from the left."""
+def end_mark(ax: Axes, mark: str, tip: Any, towards: Any, colour: str) -> None:
+    """An end mark with its tip at the border of a box, on the line to the other end."""
     from matplotlib.patches import Circle, Polygon
 
+    way = np.asarray(towards, float) - tip
+    way = way / max(float(np.linalg.norm(way)), 1e-9)
     if mark == ARROW:
-        wings = [(x + 0.5 * way, y), (x + 8 * way, y - 3.4), (x + 8 * way, y + 3.4)]
+        side = np.array([-way[1], way[0]])
+        wings = [tip, tip + 8 * way + 3.4 * side, tip + 8 * way - 3.4 * side]
         ax.add_patch(Polygon(wings, fc=colour, ec="none", zorder=3))
     elif mark == CIRCLE:
-        ax.add_patch(Circle((x + 4 * way, y), 2.9, fc=COLOURS["paper"], ec=colour, lw=1.1, zorder=3))
+        ax.add_patch(Circle(tuple(tip + 3.4 * way), 2.9, fc=COLOURS["paper"], ec=colour, lw=1.1, zorder=3))
 
 
 # Marks at both ends, and what they mean.
@@ -296,72 +300,63 @@ KEY = (
 )
 
 
-def _key(ax: Axes, drawn: Layout) -> None:
-    """What marks mean, below the picture."""
-    for at, (left, right, told) in enumerate(KEY):
-        x, y = EDGE + 140 * (at % 2), drawn.height + 12 + 18 * (at // 2)
-        colour, dashes = look(Arc(0, 1, left, right, y, y, 0, True))
-        ax.plot([x + 3, x + 31], [y, y], color=colour, lw=1.4, ls=dashes)
-        _mark(ax, left, x, y, colour)
-        _mark(ax, right, x + 34, y, colour, -1)
-        ax.text(x + 39, y, told, va="center", fontsize=8, color=COLOURS["soft"])
+def key_on(ax: Axes, places: Sequence[tuple[float, float]]) -> None:
+    """What marks mean, each at its place."""
+    for (x, y), (left, right, meaning) in zip(places, KEY, strict=True):
+        colour, dashes = look(left, right)
+        ax.plot([x, x + 34], [y, y], color=colour, lw=1.4, ls=dashes, zorder=1)
+        end_mark(ax, left, (x, y), (x + 34, y), colour)
+        end_mark(ax, right, (x + 34, y), (x, y), colour)
+        ax.text(x + 39, y, meaning, va="center", fontsize=8, color=COLOURS["soft"])
 
 
-def svg(pag: PAG, highlight: Collection[int] = (), target: int | None = None, label: str = "") -> str:
-    """The same picture as inline SVG in the colours of the page around it; `causes.js` lets a reader pick a token.
+def svg(graph: Layout, label: str = "") -> str:
+    """The same picture as inline SVG in the colours of the page around it; `graph.js` lets a reader pick a token.
 
-    >>> from heedful.lens.causes import PAG
-    >>> svg(PAG.from_dag([[], [0]], observed=range(2), names="ab")).count("<rect")
+    >>> svg(layout("ab", [(0, 1, "-", ">")])).count("<rect")
     2
     """
-    drawn = layout(pag, highlight, target)
-    column = drawn.column
+    column = graph.column
     parts = []
-    for arc in sorted(drawn.arcs, key=lambda one: one.strong):
+    for arc in sorted(graph.arcs, key=lambda one: one.strong):
         lead, far = column + (LEAD if arc.strong else 0), column + LEAD + arc.reach
         line = f"M{column:.0f} {arc.y_a:.1f}H{lead:.0f}C{far:.0f} {arc.y_a:.1f} {far:.0f} {arc.y_b:.1f} {lead:.0f} {arc.y_b:.1f}H{column:.0f}"
-        ends = f"{arc.a} {arc.b} {arc.at_a} {arc.at_b}"
-        parts.append(f'<path class="arc {arc.kind}{" strong" if arc.strong else ""}" data-ends="{ends}" d="{line}"/>')
-    for arc in drawn.arcs:
+        style, ends = f"arc {arc.kind}{' strong' if arc.strong else ''}", f"{arc.a} {arc.b} {arc.at_a} {arc.at_b}"
+        parts.append(element("path", class_=style, data_ends=ends, d=line))
+    for arc in graph.arcs:
         if arc.strong:
             shapes = _shape(arc.at_a, column, arc.y_a) + _shape(arc.at_b, column, arc.y_b)
-            parts.append(f'<g class="marks {arc.kind}" data-ends="{arc.a} {arc.b}">{shapes}</g>')
-    for box in drawn.boxes:
-        title = f"<title>{escape(box.name)}</title>" if box.label != box.name else ""
-        rail = (
-            f'<path class="rail" d="M{column:.1f} {box.rail[0]:.1f}v{box.rail[1]:.1f}"/>'
-            if box.rail[1] > box.height
-            else ""
-        )
-        parts.append(
-            f'<g class="token {box.role}" data-node="{box.node}">{title}{rail}<rect x="{EDGE:.0f}" y="{box.top:.1f}" '
-            f'width="{column - EDGE:.1f}" height="{box.height:.1f}" rx="4"/><text x="{column - 6:.1f}" '
-            f'y="{box.middle:.1f}" dy=".34em" text-anchor="end">{escape(box.label)}</text></g>'
-        )
-    told = escape(
-        label
-        or f"Graph over {quantity(len(drawn.boxes), 'token')} with {quantity(len(drawn.arcs) + drawn.undrawn, 'edge')}"
-    )
-    return (
-        f'<svg class="causes-graph" style="--pale:{drawn.paleness:.2f}" viewBox="0 0 {drawn.width:.0f} {drawn.height:.0f}" role="img" aria-label="{told}" '
-        f'width="{drawn.width:.0f}" data-column="{column:.1f}">{"".join(parts)}<g class="picked-marks"></g></svg>'
-    )
+            parts.append(element("g", shapes, class_=f"marks {arc.kind}", data_ends=f"{arc.a} {arc.b}"))
+    for box in graph.boxes:
+        title = element("title", escape(box.name)) if box.label != box.name else ""
+        rail = f"M{column:.1f} {box.rail[0]:.1f}v{box.rail[1]:.1f}"
+        title += element("path", class_="rail", d=rail) if box.rail[1] > box.height else ""
+        place = {"x": f"{EDGE:.0f}", "y": f"{box.top:.1f}"}
+        title += element("rect", **place, width=f"{column - EDGE:.1f}", height=f"{box.height:.1f}", rx=4)
+        place = {"x": f"{column - 6:.1f}", "y": f"{box.middle:.1f}", "dy": ".34em", "text_anchor": "end"}
+        title += element("text", escape(box.label), **place)
+        parts.append(element("g", title, class_=f"token {box.role}", data_node=box.node))
+    parts.append('<g class="picked-marks"></g>')
+    count = quantity(len(graph.arcs) + graph.undrawn, "edge")
+    size = {"viewBox": f"0 0 {graph.width:.0f} {graph.height:.0f}", "width": f"{graph.width:.0f}"}
+    told = {"role": "img", "aria_label": label or f"Graph over {quantity(len(graph.boxes), 'token')} with {count}"}
+    style = {"class_": "graph", "style": f"--pale:{graph.paleness:.2f}", "data_column": f"{column:.1f}"}
+    return element("svg", "".join(parts), **style, **size, **told)
 
 
-def _shape(mark: int, x: float, y: float, way: int = 1) -> str:
+def _shape(mark: str, x: float, y: float, way: int = 1) -> str:
     if mark == ARROW:
-        return f'<path class="arrow" d="M{x + 0.5 * way:.1f} {y:.1f}l{7.5 * way:g} -3.4v6.8z"/>'
-    return f'<circle cx="{x + 4 * way:.1f}" cy="{y:.1f}" r="2.9"/>' if mark == CIRCLE else ""
+        return element("path", class_="arrow", d=f"M{x + 0.5 * way:.1f} {y:.1f}l{7.5 * way:g} -3.4v6.8z")
+    return element("circle", cx=f"{x + 4 * way:.1f}", cy=f"{y:.1f}", r=2.9) if mark == CIRCLE else ""
 
 
-def key() -> str:
-    """What marks mean, as HTML."""
-    items = []
-    for left, right, told in KEY:
-        kind = Arc(0, 1, left, right, 0, 0, 0, True).kind
-        line = f'<path class="arc {kind} strong" d="M3 6H31"/>'
-        marks = f'<g class="marks {kind}">{_shape(left, 0, 6)}{_shape(right, 34, 6, -1)}</g>'
-        items.append(
-            f'<span><svg class="causes-graph" viewBox="0 0 34 12" aria-hidden="true">{line}{marks}</svg>{told}</span>'
-        )
-    return f'<p class="causes-key">{"".join(items)}</p>'
+def key() -> list[tuple[str, str]]:
+    """Each kind of edge as a small picture, and what it means."""
+    pictures = []
+    for left, right, meaning in KEY:
+        kind = kind_of(left, right)
+        line = element("path", class_=f"arc {kind} strong", d="M3 6H31")
+        marks = element("g", _shape(left, 0, 6) + _shape(right, 34, 6, -1), class_=f"marks {kind}")
+        picture = element("svg", line + marks, class_="graph", viewBox="0 0 34 12", aria_hidden="true")
+        pictures.append((picture, meaning))
+    return pictures

@@ -6,19 +6,21 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from importlib.resources import files
 from itertools import count
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from heedful.lens.maps.image import base64, diverging, levels, png, pool, ramp
+from heedful.report.image import base64, diverging, levels, png, pool, ramp
 
-__all__ = ["Atlas", "Layer", "Packed", "Tile", "fragment", "script", "style"]
+if TYPE_CHECKING:
+    from heedful.report.blocks import Map
+
+__all__ = ["Atlas", "Layer", "Packed", "Tile", "drawn", "scales"]
 
 # Bytes of base64 that the maps of a page may take together, and the small pictures together.
 MAPS = 12_000_000
@@ -48,6 +50,11 @@ class Tile:
     @property
     def picked(self) -> tuple[str, ...]:
         return self.words or (self.word,)
+
+    @property
+    def brief(self) -> str:
+        """The first part of the word for a place that has little room; the tooltip has the whole."""
+        return "none" if self.word.startswith("no ") else self.word.split()[0]
 
 
 @dataclass(frozen=True)
@@ -150,13 +157,12 @@ class Atlas:
             yield f"data:image/png;base64,{base64(png(cells if self.signed else cells // 4, palette))}"
 
 
-def style() -> str:
-    """The style sheet of the maps."""
-    bars = (
+def scales() -> str:
+    """The style of the bars that show which colour is which weight."""
+    return "\n".join(
         f".scale.{name} {{ background: linear-gradient(to right, {', '.join(_sampled(colours))}); }}"
         for name, colours in (("one", ramp()), ("two", diverging()))
     )
-    return "\n".join((files(__name__).joinpath("maps.css").read_text("utf-8"), *bars))
 
 
 def _sampled(colours: bytes, steps: int = 9) -> Iterator[str]:
@@ -166,116 +172,50 @@ def _sampled(colours: bytes, steps: int = 9) -> Iterator[str]:
         yield f"#{colours[start : start + 3].hex()}"
 
 
-def script() -> str:
-    """What enlarges a map, moves over the grid and picks heads out by word."""
-    return files(__name__).joinpath("maps.js").read_text("utf-8")
-
-
-def fragment(layers: Sequence[Layer], atlas: Atlas, notes: Iterable[str] = (), after: str = "") -> str:
-    """The grid of maps with its legend and notes, then `after`, and what a click on a map needs."""
+def drawn(block: Map) -> SimpleNamespace:
+    """What the page's template shows of the maps: legend, note, small pictures, and the levels that a click needs."""
+    atlas = block.atlas
     packed, factor = atlas.pack()
-    scale = "for each map its own" if atlas.scale is None else "the same for all maps"
-    told = [
-        f"A row is a token that attends, a column a token it attends to; darker is more weight, on a square-root scale, {scale}.",
-        *notes,
+    own = atlas.scale is None
+    notes = [
+        "A row is a token that attends, a column a token it attends to; darker is more weight, on a square-root scale, "
+        f"{'for each map its own' if own else 'the same for all maps'}.",
+        *block.notes,
     ]
     if factor > 1:
-        told.append(
+        notes.append(
             f"To keep this file small, a cell of an enlarged map is the largest weight of {factor} x {factor} tokens."
         )
-    pictures, maps = atlas.pictures(), iter(packed)
-    rows = "".join(_row(layer, pictures) for layer in layers)
-    return (
-        f'{_legend(layers, atlas)}<p class="note">{escape(" ".join(told))}</p>'
-        f'<div class="maps" role="grid" aria-label="Attention heads, a row for each layer">{rows}</div>'
-        f"{after}{DIALOG}{_carried(layers, maps, factor)}"
-    )
-
-
-def _row(layer: Layer, pictures: Iterator[str]) -> str:
-    cells = "".join(
-        f'<div role="gridcell"><button type="button" class="tile" id="head-{layer.index}-{one.head}" data-words="{escape("|".join(one.picked))}" '
-        f'data-query="{one.cell[0]}" data-key="{one.cell[1]}" aria-label="{escape(one.sentence)}" title="{escape(one.sentence)}">'
-        f'<span class="picture"><img src="{picture}" alt="" width="96" height="96" class="ramp"></span>'
-        f'<span class="line"><b>{one.head}</b><span class="word {_slug(one.word)}">{escape(_brief(one.word))}</span></span>'
-        f'<span class="line figures"><span>{escape(one.figures[0])}</span><span>{escape(one.figures[1])}</span></span>'
-        "</button></div>"
-        for one, picture in zip(layer.tiles, pictures, strict=False)
-    )
-    name = f'<span class="module">{escape(layer.name)}</span>' if layer.name else ""
-    header = f'<div class="layer" role="rowheader"><strong>Layer {layer.index}</strong>{name}</div>'
-    return f'<div role="row" class="heads">{header}{cells}</div>'
-
-
-def _brief(word: str) -> str:
-    """The first part of a word for a place that has little room; the tooltip has the whole."""
-    return "none" if word.startswith("no ") else word.split()[0]
-
-
-def _slug(word: str) -> str:
-    return "is-" + "-".join(word.split())
-
-
-def _legend(layers: Sequence[Layer], atlas: Atlas) -> str:
-    words = Counter(word for layer in layers for tile in layer.tiles for word in tile.picked)
-    chips = "".join(
-        f'<li data-word="{escape(word)}"><span class="word {_slug(word)}">{escape(word)}</span> <b>{number}</b></li>'
-        for word, number in words.most_common()
-    )
-    top = "largest" if atlas.scale is None else f"{atlas.scale:.3g}"
     # The scale is one of square roots: half of the way is a quarter of the weight.
-    half = "a quarter" if atlas.scale is None else f"{atlas.scale / 4:.3g}"
-    ends = ("negative", "0", "positive") if atlas.signed else ("0", half, top)
-    labels = "".join(f"<span>{end}</span>" for end in ends)
-    return (
-        f'<div class="legend"><ul class="words" aria-label="What the heads look at">{chips}</ul>'
-        f'<div class="key"><div class="scale ramp {"two" if atlas.signed else "one"}"></div><div class="ends">{labels}</div></div></div>'
+    top, half = ("largest", "a quarter") if atlas.scale is None else (f"{atlas.scale:.3g}", f"{atlas.scale / 4:.3g}")
+    words = Counter(word for layer in block.layers for tile in layer.tiles for word in tile.picked)
+    names = [f"{layer.index}-{tile.head}" for layer in block.layers for tile in layer.tiles]
+    return SimpleNamespace(
+        words=words.most_common(),
+        scale="two" if atlas.signed else "one",
+        ends=("negative", "0", "positive") if atlas.signed else ("0", half, top),
+        note=" ".join(notes),
+        pictures=atlas.pictures(),
+        data=_carried(block.layers, iter(packed), factor),
+        levels=[(name, one.data) for name, one in zip(names, packed, strict=True)],
     )
 
 
 def _carried(layers: Sequence[Layer], maps: Iterator[Packed], factor: int) -> str:
-    """The maps and labels, in elements that a browser keeps as text until a map is asked for."""
+    """What is known of each map beside its levels, as JSON in which no tag can begin: what a token holds stays text."""
     labels: list[Sequence[str]] = []
-    about, parts = [], []
+    about = []
     for layer in layers:
         places = []
         for names in (layer.queries, layer.keys):
             if names not in labels:
                 labels.append(names)
             places.append(labels.index(names))
-        heads = []
-        for tile, one in zip(layer.tiles, maps, strict=False):
-            heads.append({"shape": one.shape, "scale": one.scale, "signed": one.signed})
-            parts.append(f'<script type="text/plain" id="map-{layer.index}-{tile.head}">{one.data}</script>')
+        heads = [
+            {"shape": one.shape, "scale": one.scale, "signed": one.signed}
+            for _, one in zip(layer.tiles, maps, strict=False)
+        ]
         about.append({"queries": places[0], "keys": places[1], "heads": heads})
-    carried: dict[str, Any] = {
-        "factor": factor,
-        "labels": labels,
-        "layers": about,
-        "ramps": {"one": ramp().hex(), "two": diverging().hex()},
-    }
-    # No tag can begin inside: what a token holds stays text.
-    text = json.dumps(carried, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="maps-data">{text}</script>{"".join(parts)}'
-
-
-DIALOG = """
-<dialog id="map" aria-labelledby="map-title" aria-describedby="map-told">
-<div class="map-head"><div><h3 id="map-title"></h3><p id="map-told"></p></div><div class="map-tools">
-<button type="button" id="map-previous" aria-keyshortcuts="p">&larr; Previous</button>
-<button type="button" id="map-next" aria-keyshortcuts="n">Next &rarr;</button>
-<button type="button" id="map-out" aria-label="Smaller">&minus;</button>
-<button type="button" id="map-fit">Fit</button>
-<button type="button" id="map-in" aria-label="Larger">+</button>
-<button type="button" id="map-close">Close</button></div></div>
-<div class="map-body"><div class="map-scroll"><div class="map-frame">
-<div class="map-corner"><span>to &rarr;</span><span>from &darr;</span></div>
-<div class="map-keys" aria-hidden="true"></div><div class="map-queries" aria-hidden="true"></div>
-<div class="map-plane" tabindex="0" role="application" aria-label="Map: arrow keys move, p and n change the head"
-aria-describedby="map-reading"><canvas class="ramp"></canvas><i class="map-line across"></i><i class="map-line down"></i></div>
-</div></div><div class="map-side"><p id="map-reading" aria-live="polite"></p>
-<div class="key"><div class="scale ramp"></div><div class="ends" id="map-ends"></div></div>
-<h4 id="map-from"></h4><p id="map-row"></p>
-<p class="hint">Point at a cell to read it, click it to keep its row. Keys: arrows move, <kbd>p</kbd> <kbd>n</kbd> change the head,
-<kbd>+</kbd> <kbd>&minus;</kbd> zoom, <kbd>Esc</kbd> closes.</p></div></div></dialog>
-"""
+    ramps = {"one": ramp().hex(), "two": diverging().hex()}
+    carried = {"factor": factor, "labels": labels, "layers": about, "ramps": ramps}
+    return json.dumps(carried, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

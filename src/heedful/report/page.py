@@ -1,62 +1,89 @@
-"""The report as one HTML page that needs nothing but itself."""
+"""Blocks as HTML: a fragment, or a whole page that needs nothing but itself."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import Any
 
-from heedful.lens.sections import RESEARCH, readable
+from heedful._text import printable
+from heedful.report import graphs, maps
+from heedful.report.blocks import Block, Graph, Section, is_numeric
+from heedful.report.charts import stroke
 
-if TYPE_CHECKING:
-    from heedful.lens.report import LookResult
-    from heedful.lens.sections import Section
+__all__ = ["fragment", "framed", "page", "policy", "resource"]
 
-__all__ = ["page", "policy", "resource"]
-
-# The text in the page's head is for recognising it; all of its tokens follow.
+# The text in the page's head is for recognising it.
 QUOTED = 280
 
 
-def page(result: LookResult) -> str:
-    """The whole page.
+def page(
+    sections: Mapping[str, Section],
+    *,
+    title: str,
+    command: str,
+    heading: str = "",
+    quote: str = "",
+    links: Iterable[str] | None = None,
+    footer: str = "",
+) -> str:
+    """A whole page. Its policy lets nothing in from outside, and no script but those written here, known by their hashes.
 
-    Its policy lets nothing in from outside, and no script but those written here, known by their hashes.
+    Args:
+        sections: by their ids.
+        title: of the window; `heading` of the page, the same by default.
+        command: that made it.
+        quote: what was read.
+        links: the sections that the page's head leads to; all by default.
+
+    >>> from heedful.report import Prose
+    >>> page({"a": Section("A", [Prose("x < y")])}, title="t", command="look").count("x &lt; y")
+    1
     """
-    shown = {name: one for name, one in result.sections.items() if not isinstance(one, str)}
-    scripts = [resource("page.js"), *dict.fromkeys(one.script for one in shown.values() if one.script)]
-    styles = [resource("page.css"), *dict.fromkeys(one.style for one in shown.values() if one.style)]
-    left = {name: one for name, one in result.sections.items() if isinstance(one, str)}
-    titles = {"findings": "Findings"} | {name: one.title for name, one in shown.items()}
-    links = "".join(
-        f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in {**titles, "model": "The model"}.items()
-    )
-    first = next((name for name in shown if name in RESEARCH), None)
-    bodies = "".join(
-        (_research(shown) if name == first else "")
-        + _section(name, one.title, (f'<p class="plain">{escape(one.plain)}</p>' if one.plain else "") + one.html)
-        for name, one in shown.items()
-    )
-    name = escape(readable(None, result.model.title))
-    parts = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
-        f"<title>{name}: what it looks at</title>",
-        f"<style>{''.join(styles)}</style></head><body>",
-        '<a class="skip" href="#main">Skip to the report</a>',
-        f'<header><p class="brand">heedful <i>look</i></p><h1>{name}</h1>{_quote(result.text)}</header>',
-        f'<nav aria-label="Sections"><ul>{links}</ul><button type="button" id="theme" hidden>Dark</button></nav>',
-        f'<main id="main">{_findings(result)}{bodies}{_left_out(left)}{_model(result)}</main>',
-        f"<footer>{_footer(result)}</footer>",
-        *(f"<script>{script}</script>" for script in scripts),
-        "</body></html>\n",
-    )
-    return "".join(parts)
+    blocks = [block for section in sections.values() for part in section.blocks for block in part.inner()]
+    needed = dict.fromkeys(name for block in blocks for name in block.files)
+    styles = [resource("page.css"), *(resource(name) for name in needed if name.endswith(".css"))]
+    scripts = [resource("page.js"), *(resource(name) for name in needed if name.endswith(".js"))]
+    if "maps.css" in needed:
+        styles.append(maps.scales())
+    words = printable(" ".join(quote.split()))
+    return _templates().get_template("page.html").render(
+        sections=sections,
+        title=printable(title),
+        heading=printable(heading or title),
+        command=command,
+        quote=words if len(words) <= QUOTED else f"{words[:QUOTED].rstrip()} ...",
+        linked={name: sections[name].title for name in (sections if links is None else links) if name in sections},
+        footer=footer,
+        policy=policy(scripts),
+        styles=styles,
+        scripts=scripts,
+    ) + "\n"  # fmt: skip
+
+
+def fragment(blocks: Sequence[Block]) -> str:
+    """Blocks as part of a page.
+
+    >>> from heedful.report import Note
+    >>> fragment([Note("a < b")])
+    '<p class="note">a &lt; b</p>'
+    """
+    return str(_templates().get_template("blocks.html").module.blocks(blocks))  # type: ignore[attr-defined]
+
+
+def framed(content: str, height: int = 720) -> str:
+    """A whole page inside another, such as a notebook: its style, scripts and policy stay its own.
+
+    >>> framed("<p>a</p>", 100)
+    '<iframe srcdoc="&lt;p&gt;a&lt;/p&gt;" sandbox="allow-scripts" style="width:100%;height:100px;border:0"></iframe>'
+    """
+    style = f"width:100%;height:{height}px;border:0"
+    return f'<iframe srcdoc="{escape(content)}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 def resource(name: str) -> str:
@@ -71,70 +98,23 @@ def policy(scripts: Sequence[str]) -> str:
     return "; ".join((*rules, "base-uri 'none'", "form-action 'none'"))
 
 
-def _quote(text: str) -> str:
-    words = readable(None, " ".join(text.split()))
-    quoted = words if len(words) <= QUOTED else f"{words[:QUOTED].rstrip()} ..."
-    return f"<blockquote><bdi>{escape(quoted)}</bdi></blockquote>"
+@lru_cache
+def _templates() -> Any:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
 
-
-def _section(name: str, title: str, body: str) -> str:
-    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>{body}</section>'
-
-
-def _findings(result: LookResult) -> str:
-    items = "".join(
-        f'<li><p>{escape(one.text)} <a href="#{one.evidence}">Evidence</a></p>'
-        + (f'<p class="note">{escape(one.caveat)}</p>' if one.caveat else "")
-        + "</li>"
-        for one in result.findings
-    )
-    return _section("findings", "Findings", f'<ol class="findings">{items}</ol>')
-
-
-def _research(shown: Mapping[str, Section]) -> str:
-    items = "".join(
-        f'<li><a href="#{name}">{escape(one.title)}</a>: {escape(one.plain or one.summary.splitlines()[0])}</li>'
-        for name, one in shown.items()
-        if name in RESEARCH
-    )
-    return _section("research", "For researchers", f'<ul class="plain">{items}</ul>')
-
-
-def _left_out(left: Mapping[str, str]) -> str:
-    items = "".join(f"<li>{escape(name.capitalize())}: {escape(why)}</li>" for name, why in left.items())
-    return _section("left-out", "Does not apply", f'<ul class="note">{items}</ul>') if left else ""
-
-
-def _model(result: LookResult) -> str:
-    from heedful.lens.report import short
-
-    model = result.model
-    number, _, unit = short(model.parameters).partition(" ")
-    facts = {
-        "architecture": (model.name, ""),
-        "layers": (str(model.layers), ""),
-        "heads in each": (str(model.heads), ""),
-        "parameters": (number, unit),
-        "tokens read": (str(len(result.tokens)), f"{result.left_out} more left out" if result.left_out else ""),
-        "type of numbers": (model.dtype, ""),
-        "implementation": (model.attention, ""),
+    made = Environment(loader=FunctionLoader(resource), autoescape=True, undefined=StrictUndefined)
+    made.globals |= {
+        "is_numeric": is_numeric,
+        "maps_of": maps.drawn,
+        "next": next,
+        "picture_of": _picture,
+        "slug": lambda word: "is-" + "-".join(word.split()),
+        "stroke": lambda at: Markup(stroke([(0, 4), (32, 4)], at)),
     }
-    cells = "".join(
-        f"<div><dt>{label}</dt><dd>{escape(value)}{f' <small>{escape(rest)}</small>' if rest else ''}</dd></div>"
-        for label, (value, rest) in facts.items()
-    )
-    tokens = " ".join(
-        f"<span{' class=special' if special else ''}><bdi>{escape(token)}</bdi></span>"
-        for token, special in zip(result.tokens, result.special, strict=True)
-    )
-    return _section(
-        "model",
-        "The model and the text",
-        f'<dl class="facts">{cells}</dl><h3>The text as tokens</h3><p class="tokens">{tokens}</p>',
-    )
+    return made
 
 
-def _footer(result: LookResult) -> str:
-    from heedful import __version__
-
-    return f"Written by heedful {__version__}. This page is complete in itself and asks for nothing from anywhere."
+def _picture(block: Graph) -> SimpleNamespace:
+    graph = graphs.layout(block.names, block.edges, set(block.highlight), block.target)
+    return SimpleNamespace(picture=graphs.svg(graph, block.label), key=graphs.key())

@@ -13,7 +13,7 @@ from heedful.discovery.graph import PAG
 from heedful.lens.causes.baselines import BaselineResult
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Effect", "Explanation", "Removal", "WordScore", "measurable"]
 
@@ -195,12 +195,12 @@ class Explanation:
 
     def to_html(self) -> str:
         """A page that needs nothing but itself: the text with its set, the graph, the baselines."""
-        from heedful.lens.causes.page import html_of
+        from heedful.lens.causes.section import html_of
 
         return html_of(self)
 
     def _repr_html_(self) -> str:
-        from heedful.lens.sections import framed
+        from heedful.report.page import framed
 
         return framed(self.to_html())
 

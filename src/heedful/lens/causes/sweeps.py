@@ -17,7 +17,7 @@ from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.observation import Observation
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Stability", "stability"]
 

@@ -15,7 +15,7 @@ from heedful.bridges import answers
 from heedful.bridges.words import sign_end
 from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
 from heedful.lens.causes.telling import PUNCTUATION
-from heedful.lens.sections import readable
+from heedful._text import printable
 
 __all__ = ["KINDS", "TextModel"]
 
@@ -81,13 +81,13 @@ class _Text(Ids):
         """What the user wrote at these places, on one line."""
         span = _span(reading, places)
         own = "" if span is None else reading.text[slice(*span)].strip()
-        return readable(None, own) if own else self._said(*(reading.tokens[place] for place in places))
+        return printable(own) if own else self._said(*(reading.tokens[place] for place in places))
 
     def _said(self, *tokens: str) -> str:
         """Tokens as a person would write them, on one line."""
         text = self._tokenizer.convert_tokens_to_string(list(tokens))
         # Tokenizers without a decoder leave the marks of spaces in.
-        return readable(None, text.strip().lstrip("\u0120\u2581") or text.strip() or text or "".join(tokens))
+        return printable(text.strip().lstrip("\u0120\u2581") or text.strip() or text or "".join(tokens))
 
     def _answer_place(self, reading: answers.Reading) -> int:
         if self.kind != "mlm":

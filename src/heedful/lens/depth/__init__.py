@@ -19,7 +19,6 @@ _HOMES = {
     **dict.fromkeys(("Cell", "Crossover", "Trained", "run_crossover"), "crossover"),
     "Protocol": "stacked",
     **dict.fromkeys(("LayerUse", "Usefulness", "skip_layers"), "skipping"),
-    "section": "page",
 }
 
 __all__ = sorted(_HOMES)

@@ -17,7 +17,7 @@ from heedful.lens.depth.plans import folded, notes
 from heedful.lens.depth.shape import LARGEST, Shape
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Audit", "audit"]
 

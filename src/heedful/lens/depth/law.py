@@ -14,7 +14,7 @@ from heedful._errors import InvalidArgument
 from heedful._plot import axes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["LAWS", "DepthCurve", "DepthLaw", "Law", "find_law"]
 

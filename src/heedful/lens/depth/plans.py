@@ -12,7 +12,7 @@ from heedful.lens.depth.law import Law
 from heedful.lens.depth.shape import Shape
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Choice", "Plan", "distance_told", "folded", "notes"]
 

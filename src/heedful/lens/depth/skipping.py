@@ -11,7 +11,7 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful._plot import axes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
     from torch import Tensor, nn
 
 __all__ = ["LayerUse", "Usefulness", "skip_layers"]

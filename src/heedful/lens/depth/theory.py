@@ -11,7 +11,7 @@ from heedful._errors import InvalidArgument
 from heedful._plot import axes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Bounds", "log3_sep_curve", "plot_sep_curves", "sep_bound", "theorem_bounds"]
 

@@ -1,7 +1,6 @@
 """Singular values of attention: how many directions a matrix of coefficients really has."""
 
 from heedful.lens.spectra.measure import spectrum
-from heedful.lens.spectra.page import section
 from heedful.lens.spectra.result import MatrixSpectrum, Spectrum
 
-__all__ = ["MatrixSpectrum", "Spectrum", "section", "spectrum"]
+__all__ = ["MatrixSpectrum", "Spectrum", "spectrum"]

@@ -15,7 +15,6 @@ from heedful.lens.symmetry import arithmetic
 from heedful.lens.symmetry._audit import Audit, audit
 from heedful.lens.symmetry._bound import failure_bound
 from heedful.lens.symmetry._report import Component, Counterexample, Report, SymmetryBroken
-from heedful.lens.symmetry._section import section
 from heedful.lens.symmetry.coefficients import Coefficients, coefficient_function, recover_coefficients, symmetrize
 from heedful.lens.symmetry.equivariance import check_equivariance, check_permutation
 from heedful.lens.symmetry.formula import Candidate, Formula, identify
@@ -45,6 +44,5 @@ __all__ = [
     "identify",
     "recover_coefficients",
     "rotate_",
-    "section",
     "symmetrize",
 ]

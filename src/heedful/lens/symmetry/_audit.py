@@ -29,7 +29,7 @@ from heedful.lens.symmetry.equivariance import (
 from heedful.lens.symmetry.information import InformationReport, check_finite_information
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Audit", "audit"]
 

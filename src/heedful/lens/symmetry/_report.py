@@ -13,7 +13,7 @@ from heedful._errors import HeedfulError
 from heedful._plot import axes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Component", "Counterexample", "Report", "SymmetryBroken"]
 

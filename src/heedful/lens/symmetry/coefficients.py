@@ -18,7 +18,7 @@ from heedful.lens.symmetry._moves import Group, check_group, draw, reflection
 from heedful.lens.symmetry._report import Counterexample, SymmetryBroken, number
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Coefficients", "coefficient_function", "recover_coefficients", "symmetrize"]
 

@@ -15,7 +15,7 @@ from heedful.lens.symmetry._call import Callee, Function, undisturbed
 from heedful.lens.symmetry.coefficients import recover
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Candidate", "Formula", "identify"]
 

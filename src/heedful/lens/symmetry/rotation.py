@@ -21,7 +21,7 @@ from heedful.lens.symmetry._probe import Probe, Turning, apart, measure, restore
 from heedful.lens.symmetry._roles import rotation_plan
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["Outliers", "Rotation", "hadamard", "rotate_"]
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from inspect import Parameter, signature
 from typing import Any
 
@@ -15,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import HeedfulError, Unsupported
+from heedful._runtime import before_calls, undisturbed
 from heedful.bridges.rotation import OUTWARD, attention_roles
-from heedful.lens.sections import Section, Subject, html_table
-from heedful.lens.symmetry._call import undisturbed
+from heedful.lens.sections import Subject
 from heedful.lens.symmetry._report import Report
 from heedful.lens.symmetry.equivariance import CAUSAL, check_equivariance, check_permutation
+from heedful.report import Items, Prose, Section, Table
 
 __all__ = ["section"]
 
@@ -62,7 +59,7 @@ def section(subject: Subject) -> Section:
     turned = _spread(len(calls), calls[0].x.shape[-1]) if calls else set()
     rows, refused = [], {}
     for at, call in enumerate(calls):
-        subject.progress(at, len(calls))
+        subject.progress(at, len(calls), "symmetry")
         try:
             rows.append(_row(call, turn=at in turned))
         except HeedfulError as error:
@@ -74,9 +71,11 @@ def section(subject: Subject) -> Section:
     head = ["attention layer", "position", "embedding, parameters moved", "embedding, parameters held"]
     sentences = _sentences(rows, norms, places)
     sentences += [f"{name} could not be run by itself: {why}" for name, why in refused.items()]
-    table = html_table(head, [row.cells() for row in rows])
-    html = "".join(f"<p>{escape(text)}</p>" for text in sentences[:1]) + table
-    html += "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in sentences[1:]) + "</ul>"
+    blocks = [
+        Prose(sentences[0]),
+        Table(head, [row.cells() for row in rows], shown="page"),
+        Items(sentences[1:]),
+    ]
     data = {
         "layers": [
             {"name": row.name, "why": row.why, **{part: _data(getattr(row, part)) for part in ("position", "moved", "held")}}
@@ -86,8 +85,7 @@ def section(subject: Subject) -> Section:
         "positions": places,
         "refused": refused,
     }  # fmt: skip
-    plain = _plain(rows, places)
-    return Section("Symmetry", "\n".join(_wrapped(sentences)), data, html, result=tuple(rows), plain=plain)
+    return Section("Symmetry", blocks, data, result=tuple(rows), plain=_plain(rows, places))
 
 
 def _plain(rows: list[Row], places: list[str]) -> str:
@@ -132,46 +130,43 @@ def _row(call: Call, *, turn: bool) -> Row:
 def _calls(subject: Subject) -> list[Call]:
     """The arguments of every observed attention module, caught while the model reads the first tokens."""
     model: Any = subject.model
-    wanted = [record.name for record in subject.observation]
+    names = [record.name for record in subject.observation]
     modules = dict(model.named_modules())
-    found: dict[str, Call] = {}
+    calls: dict[str, Call] = {}
     inputs = subject.beginning(TOKENS)
     if not inputs:
         raise Unsupported(f"{type(model).__name__} reads no text; try heedful.lens.symmetry.audit on its layers")
-    with undisturbed(model), _caught({name: modules[name] for name in wanted if name in modules}, found):
+    names_of = {modules[name]: name for name in names if name in modules}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        call = _call(names_of[module], module, args, named)
+        if call is not None:
+            calls[call.name] = call
+
+    with undisturbed(model), before_calls(names_of, keep):
         try:
             model(**inputs)
         except Exception as error:
             # An encoder-decoder, say, wants more than a text; what ran before is caught all the same.
-            if not found:
+            if not calls:
                 raise Unsupported(f"{type(model).__name__} does not run on a text alone: {error}") from error
-    return [found[name] for name in dict.fromkeys(wanted) if name in found]
+    return [calls[name] for name in dict.fromkeys(names) if name in calls]
 
 
-@contextmanager
-def _caught(modules: dict[str, nn.Module], found: dict[str, Call]) -> Iterator[None]:
-    def hook(name: str) -> Any:
-        def keep(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            known = signature(module.forward).bind(*args, **named).arguments
-            for parameter in signature(module.forward).parameters.values():
-                if parameter.kind is Parameter.VAR_KEYWORD:
-                    known |= known.pop(parameter.name, {})
-            x = known.pop(next(iter(known)), None)
-            if any(known.pop(name, x) is not x for name in ("key", "value")):
-                return  # cross-attention by nn.MultiheadAttention
-            # A cache would remember one trial in the next.
-            known = {key: value for key, value in known.items() if "past_key" not in key and "cache" not in key}
-            if isinstance(x, Tensor) and x.dim() == 3 and len(x) == 1 and x.shape[1] > 1:
-                found[name] = Call(name, module, x[0].detach().double().cpu(), known)
-
-        return keep
-
-    handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _call(name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
+    """What an attention module was called with; None for cross-attention, and for more than one sequence."""
+    known = signature(module.forward).bind(*args, **named).arguments
+    for parameter in signature(module.forward).parameters.values():
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            known |= known.pop(parameter.name, {})
+    x = known.pop(next(iter(known)), None)
+    if any(known.pop(other, x) is not x for other in ("key", "value")):
+        return None
+    # A cache would remember one trial in the next.
+    known = {key: value for key, value in known.items() if "past_key" not in key and "cache" not in key}
+    if not isinstance(x, Tensor) or x.dim() != 3 or len(x) != 1 or x.shape[1] < 2:
+        return None
+    return Call(name, module, x[0].detach().double().cpu(), known)
 
 
 def _norms(model: nn.Module, d: int) -> list[tuple[str, int, Report]]:
@@ -264,7 +259,3 @@ def _data(report: Report | None) -> dict[str, Any] | None:
     if report is None:
         return None
     return {name: value for name, value in report.to_dict().items() if name not in ("counterexample", "moved")}
-
-
-def _wrapped(sentences: list[str]) -> list[str]:
-    return [line for text in sentences for line in textwrap.wrap(text, 98, subsequent_indent="  ")]
