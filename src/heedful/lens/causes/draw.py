@@ -1,0 +1,367 @@
+"""The graph over tokens as a picture: one layout, drawn by matplotlib or written as inline SVG.
+
+Tokens stand in a column in reading order, each in a box, edges are arcs at their right. A column needs no crossing search, keeps the
+text readable from top to bottom, has room for long words, and fits a telephone. Every arc leaves and arrives level, at a port of its
+own, so that its end mark can be read. Boxes are all of one height, whatever the number of arcs, which is no measure of importance: where
+ports need more room they stand on a thin rail beside the box. Ports are ordered so that arcs of one token
+never cross one another. A dense graph shows the edges that matter strongly and the others as pale lines without marks.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from heedful._plot import axes
+from heedful._text import quantity
+from heedful.discovery.paths import ARROW, CIRCLE, TAIL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from heedful.discovery.graph import PAG
+
+__all__ = ["COLOURS", "FILLS", "KEY", "Arc", "Box", "Layout", "fitting", "key", "layout", "look", "plot", "svg", "wide"]
+
+# Pixels: between ports, of a box, between boxes and rails, around everything, of an end mark, of arcs.
+PORT, ROW, GAP, EDGE, LEAD, REACH = 8.0, 20.0, 4.0, 6.0, 11.0, 250.0
+FONT = 12.5
+WIDEST = 164.0
+# Arcs that are drawn at all; a page with more is slow, and the pale ones are a gray plane anyway.
+ARCS = 1500
+
+COLOURS = {
+    "ink": "#1d2129", "soft": "#5f6672", "line": "#d5d1c6", "paper": "#ffffff", "raised": "#f4f2ec",
+    "warm": "#f0c594", "directed": "#14508c", "latent": "#b0410e",
+}  # fmt: skip
+# A box by its role: its colour, that of its border, that of its text.
+FILLS = {"": ("raised", "line", "ink"), "chosen": ("warm", "ink", "ink"), "target": ("ink", "ink", "paper")}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A token: its place among the nodes, its label, where its box and the rail of its ports begin and how high they are."""
+
+    node: int
+    label: str
+    name: str
+    top: float
+    height: float
+    role: str  # "", "target" or "chosen"
+    rail: tuple[float, float]
+
+    @property
+    def middle(self) -> float:
+        return self.top + self.height / 2
+
+
+@dataclass(frozen=True)
+class Arc:
+    """An edge between the upper node `a` and the lower node `b`: its marks, its ports' heights, how far it reaches."""
+
+    a: int
+    b: int
+    at_a: int
+    at_b: int
+    y_a: float
+    y_b: float
+    reach: float
+    strong: bool
+
+    @property
+    def kind(self) -> str:
+        """latent (`<->`), directed (`->` or `<-`), or open, with a circle or two tails."""
+        if self.at_a == self.at_b == ARROW:
+            return "latent"
+        return "directed" if {self.at_a, self.at_b} == {ARROW, TAIL} else "open"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is, in pixels, y downwards; `column` is the right side of the boxes."""
+
+    width: float
+    height: float
+    column: float
+    boxes: tuple[Box, ...]
+    arcs: tuple[Arc, ...]
+    undrawn: int
+
+    @property
+    def strong(self) -> int:
+        return sum(arc.strong for arc in self.arcs)
+
+    @property
+    def paleness(self) -> float:
+        """The opacity of arcs in the background: the more there are, the paler."""
+        return max(0.08, min(0.5, 20 / max(1, len(self.arcs) - self.strong)))
+
+
+def layout(pag: PAG, highlight: Collection[int] = (), target: int | None = None) -> Layout:
+    """Places the tokens of a graph and its edges.
+
+    Args:
+        pag: any graph with `marks` and `names`.
+        highlight: nodes of the explaining set.
+        target: the node whose answer is explained.
+
+    >>> from heedful.lens.causes import PAG
+    >>> found = layout(PAG.from_dag([[], [0], [1]], observed=range(3), names="abc"))
+    >>> [box.label for box in found.boxes], [arc.kind for arc in found.arcs]
+    (['a', 'b', 'c'], ['open', 'open'])
+    """
+    marks, names = pag.marks, [" ".join(str(name).split()) or repr(str(name)) for name in pag.names]
+    count = len(names)
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count) if marks[i, j]]
+    ranked = _ranked(marks, pairs, set(highlight), target)
+    strong = set(ranked[: _shown(marks, ranked, set(highlight), target, count)])
+    drawn = ranked[:ARCS]
+    column = EDGE + min(WIDEST, max((wide(name) for name in names), default=0.0) + 14)
+    ports = _ports(count, strong)
+    boxes, top = [], EDGE
+    for node, name in enumerate(names):
+        room = max(ROW, _apart(ports[node]) * len(ports[node]) + 6)
+        role = "chosen" if node in highlight else "target" if node == target else ""
+        label = fitting(name, column - EDGE - 12)
+        boxes.append(Box(node, label, name, top + (room - ROW) / 2, ROW, role, (top, room)))
+        top += room + GAP
+    places = {(node, edge): boxes[node].middle + _apart(own) * (at - (len(own) - 1) / 2)
+              for node, own in enumerate(ports) for at, edge in enumerate(own)}  # fmt: skip
+    pale = _ports(count, set(drawn) - strong)
+    for node, own in enumerate(pale):
+        for at, edge in enumerate(own):
+            start, room = boxes[node].rail
+            places[node, edge] = start + room * (at + 1) / (len(own) + 1)
+    longest = max((places[b, (a, b)] - places[a, (a, b)] for a, b in drawn), default=1.0)
+    arcs = []
+    for a, b in sorted(drawn):
+        span = places[b, (a, b)] - places[a, (a, b)]
+        # Long arcs reach further, but not in proportion: short ones must still be seen as arcs.
+        reach = 16 + (REACH - 16) * (span / max(longest, 8 * ROW)) ** 0.75
+        ends = places[a, (a, b)], places[b, (a, b)]
+        arcs.append(Arc(a, b, int(marks[b, a]), int(marks[a, b]), *ends, reach, (a, b) in strong))
+    across = column + LEAD + 0.75 * max((arc.reach for arc in arcs), default=0.0) + EDGE
+    return Layout(
+        max(across, column + 90), top - GAP + EDGE, column, tuple(boxes), tuple(arcs), len(ranked) - len(drawn)
+    )
+
+
+def _ranked(marks: Any, pairs: list[tuple[int, int]], chosen: set[int], target: int | None) -> list[tuple[int, int]]:
+    """Edges, those that matter most first."""
+
+    def key(pair: tuple[int, int]) -> tuple[int, int, int, int]:
+        a, b = pair
+        circles = int(marks[a, b] == CIRCLE) + int(marks[b, a] == CIRCLE)
+        return _tier(pair, chosen, target), circles, b - a, a
+
+    return sorted(pairs, key=key)
+
+
+def _tier(pair: tuple[int, int], chosen: set[int], target: int | None) -> int:
+    """0 between target and explaining set, 1 at the target, 2 at the set, 3 elsewhere."""
+    core = chosen | ({target} if target is not None else set())
+    if core.issuperset(pair):
+        return 0
+    return 1 if target in pair else 2 if chosen.intersection(pair) else 3
+
+
+def _shown(marks: Any, ranked: list[tuple[int, int]], chosen: set[int], target: int | None, count: int) -> int:
+    """How many of the ranked edges are drawn strongly: whole groups, as long as they stay readable together."""
+    most = max(28, 3 * count // 2)
+    keys = [
+        (_tier(pair, chosen, target), sum(int(marks[i, j] == CIRCLE) for i, j in (pair, pair[::-1]))) for pair in ranked
+    ]
+    ends = [at for at, (one, other) in enumerate(pairwise(keys), 1) if one != other] + [len(keys)]
+    core = sum(tier == 0 for tier, _ in keys)
+    # Without a target or set any first group may be too large; its nearest edges are shown then.
+    return max([core, *(end for end in ends if end <= most)]) or min(most, len(ranked))
+
+
+def _ports(count: int, edges: Collection[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """For each node its edges from top to bottom: to nodes above, near ones first; to nodes below, far ones first."""
+    own: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for edge in edges:
+        for node in edge:
+            own[node].append(edge)
+    return [
+        sorted((e for e in edges if e[1] == node), key=lambda e: -e[0])
+        + sorted((e for e in edges if e[0] == node), key=lambda e: -e[1])
+        for node, edges in enumerate(own)
+    ]
+
+
+def _apart(ports: Collection[Any]) -> float:
+    """Pixels between ports: a little fewer where there are many."""
+    return min(PORT, max(6.6, 80 / max(1, len(ports))))
+
+
+def wide(text: str) -> float:
+    """About how many pixels a text takes, rather too many than too few."""
+    return FONT * sum(_em(sign) for sign in text)
+
+
+def _em(sign: str) -> float:
+    if unicodedata.east_asian_width(sign) in "WF":
+        return 1.0
+    if sign in "mwMW@%\u2026":
+        return 1.0
+    return 0.42 if sign in "fijlrt.,;:'!|()[] " else 0.72 if sign.isupper() else 0.64
+
+
+def fitting(text: str, room: float) -> str:
+    """A text cut to so many pixels."""
+    if wide(text) <= room:
+        return text
+    while text and wide(text) + 0.56 * FONT > room:
+        text = text[:-1]
+    return text + "\u2026"
+
+
+def plot(
+    pag: PAG, ax: Axes | None = None, highlight: Collection[int] = (), target: int | None = None, legend: bool = True
+) -> Axes:
+    """Draws a graph with matplotlib; new axes are as large as the graph needs.
+
+    >>> from heedful.lens.causes import PAG
+    >>> ax = plot(PAG.from_dag([[], [0]], observed=range(2), names="ab"))
+    >>> [text.get_text() for text in ax.texts][:2]
+    ['a', 'b']
+    """
+    drawn = layout(pag, highlight, target)
+    high = drawn.height + (46 if legend else 0)
+    if ax is None:
+        ax = axes(None)
+        ax.figure.set_layout_engine("none")  # type: ignore[union-attr]
+        ax.figure.set_size_inches(max(drawn.width, 300 if legend else 0) / 72, high / 72)  # type: ignore[union-attr]
+        ax.set_position((0, 0, 1, 1))
+    from matplotlib.patches import FancyBboxPatch, PathPatch
+    from matplotlib.path import Path
+
+    for arc in sorted(drawn.arcs, key=lambda one: one.strong):
+        start, far = drawn.column + (LEAD if arc.strong else 0), drawn.column + LEAD + arc.reach
+        points = [(drawn.column, arc.y_a), (start, arc.y_a), (far, arc.y_a), (far, arc.y_b), (start, arc.y_b),
+                  (drawn.column, arc.y_b)]  # fmt: skip
+        path = Path(points, [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO])
+        colour, dashes = look(arc)
+        alpha, line = (1.0, 1.4) if arc.strong else (drawn.paleness, 0.6)
+        ax.add_patch(PathPatch(path, fc="none", ec=colour, lw=line, alpha=alpha, ls=dashes if arc.strong else "-"))
+        if arc.strong:
+            for mark, y in ((arc.at_a, arc.y_a), (arc.at_b, arc.y_b)):
+                _mark(ax, mark, drawn.column, y, colour)
+    for box in drawn.boxes:
+        face, edge, text = (COLOURS[name] for name in FILLS[box.role])
+        ax.add_patch(FancyBboxPatch((EDGE, box.top), drawn.column - EDGE, box.height,
+                                    boxstyle="round,pad=0,rounding_size=4", fc=face, ec=edge, lw=0.8))  # fmt: skip
+        if box.rail[1] > box.height:
+            ax.plot([drawn.column] * 2, [box.rail[0], sum(box.rail)], color=edge, lw=0.8, zorder=1)
+        # A dollar sign would begin mathematics.
+        ax.text(
+            drawn.column - 6, box.middle, box.label, ha="right", va="center", fontsize=8.5, color=text, parse_math=False
+        )
+    if legend:
+        _key(ax, drawn)
+    ax.set(xlim=(0, max(drawn.width, 300 if legend else 0)), ylim=(high, 0), aspect="equal")
+    ax.axis("off")
+    return ax
+
+
+def look(arc: Arc) -> tuple[str, Any]:
+    """The colour and the dashes of an edge."""
+    if arc.kind == "latent":
+        return COLOURS["latent"], (0, (4, 2))
+    return COLOURS["directed" if arc.kind == "directed" else "soft"], "-"
+
+
+def _mark(ax: Axes, mark: int, x: float, y: float, colour: str, way: int = 1) -> None:
+    """An end mark whose tip is at x; `way` 1 for a line that comes from the right, -1 from the left."""
+    from matplotlib.patches import Circle, Polygon
+
+    if mark == ARROW:
+        wings = [(x + 0.5 * way, y), (x + 8 * way, y - 3.4), (x + 8 * way, y + 3.4)]
+        ax.add_patch(Polygon(wings, fc=colour, ec="none", zorder=3))
+    elif mark == CIRCLE:
+        ax.add_patch(Circle((x + 4 * way, y), 2.9, fc=COLOURS["paper"], ec=colour, lw=1.1, zorder=3))
+
+
+# Marks at both ends, and what they mean.
+KEY = (
+    (TAIL, ARROW, "leads to"),
+    (CIRCLE, ARROW, "may lead to"),
+    (CIRCLE, CIRCLE, "direction open"),
+    (ARROW, ARROW, "hidden common cause"),
+)
+
+
+def _key(ax: Axes, drawn: Layout) -> None:
+    """What marks mean, below the picture."""
+    for at, (left, right, told) in enumerate(KEY):
+        x, y = EDGE + 140 * (at % 2), drawn.height + 12 + 18 * (at // 2)
+        colour, dashes = look(Arc(0, 1, left, right, y, y, 0, True))
+        ax.plot([x + 3, x + 31], [y, y], color=colour, lw=1.4, ls=dashes)
+        _mark(ax, left, x, y, colour)
+        _mark(ax, right, x + 34, y, colour, -1)
+        ax.text(x + 39, y, told, va="center", fontsize=8, color=COLOURS["soft"])
+
+
+def svg(pag: PAG, highlight: Collection[int] = (), target: int | None = None, label: str = "") -> str:
+    """The same picture as inline SVG in the colours of the page around it; `causes.js` lets a reader pick a token.
+
+    >>> from heedful.lens.causes import PAG
+    >>> svg(PAG.from_dag([[], [0]], observed=range(2), names="ab")).count("<rect")
+    2
+    """
+    drawn = layout(pag, highlight, target)
+    column = drawn.column
+    parts = []
+    for arc in sorted(drawn.arcs, key=lambda one: one.strong):
+        lead, far = column + (LEAD if arc.strong else 0), column + LEAD + arc.reach
+        line = f"M{column:.0f} {arc.y_a:.1f}H{lead:.0f}C{far:.0f} {arc.y_a:.1f} {far:.0f} {arc.y_b:.1f} {lead:.0f} {arc.y_b:.1f}H{column:.0f}"
+        ends = f"{arc.a} {arc.b} {arc.at_a} {arc.at_b}"
+        parts.append(f'<path class="arc {arc.kind}{" strong" if arc.strong else ""}" data-ends="{ends}" d="{line}"/>')
+    for arc in drawn.arcs:
+        if arc.strong:
+            shapes = _shape(arc.at_a, column, arc.y_a) + _shape(arc.at_b, column, arc.y_b)
+            parts.append(f'<g class="marks {arc.kind}" data-ends="{arc.a} {arc.b}">{shapes}</g>')
+    for box in drawn.boxes:
+        title = f"<title>{escape(box.name)}</title>" if box.label != box.name else ""
+        rail = (
+            f'<path class="rail" d="M{column:.1f} {box.rail[0]:.1f}v{box.rail[1]:.1f}"/>'
+            if box.rail[1] > box.height
+            else ""
+        )
+        parts.append(
+            f'<g class="token {box.role}" data-node="{box.node}">{title}{rail}<rect x="{EDGE:.0f}" y="{box.top:.1f}" '
+            f'width="{column - EDGE:.1f}" height="{box.height:.1f}" rx="4"/><text x="{column - 6:.1f}" '
+            f'y="{box.middle:.1f}" dy=".34em" text-anchor="end">{escape(box.label)}</text></g>'
+        )
+    told = escape(
+        label
+        or f"Graph over {quantity(len(drawn.boxes), 'token')} with {quantity(len(drawn.arcs) + drawn.undrawn, 'edge')}"
+    )
+    return (
+        f'<svg class="causes-graph" style="--pale:{drawn.paleness:.2f}" viewBox="0 0 {drawn.width:.0f} {drawn.height:.0f}" role="img" aria-label="{told}" '
+        f'width="{drawn.width:.0f}" data-column="{column:.1f}">{"".join(parts)}<g class="picked-marks"></g></svg>'
+    )
+
+
+def _shape(mark: int, x: float, y: float, way: int = 1) -> str:
+    if mark == ARROW:
+        return f'<path class="arrow" d="M{x + 0.5 * way:.1f} {y:.1f}l{7.5 * way:g} -3.4v6.8z"/>'
+    return f'<circle cx="{x + 4 * way:.1f}" cy="{y:.1f}" r="2.9"/>' if mark == CIRCLE else ""
+
+
+def key() -> str:
+    """What marks mean, as HTML."""
+    items = []
+    for left, right, told in KEY:
+        kind = Arc(0, 1, left, right, 0, 0, 0, True).kind
+        line = f'<path class="arc {kind} strong" d="M3 6H31"/>'
+        marks = f'<g class="marks {kind}">{_shape(left, 0, 6)}{_shape(right, 34, 6, -1)}</g>'
+        items.append(
+            f'<span><svg class="causes-graph" viewBox="0 0 34 12" aria-hidden="true">{line}{marks}</svg>{told}</span>'
+        )
+    return f'<p class="causes-key">{"".join(items)}</p>'
