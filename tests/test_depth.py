@@ -11,7 +11,7 @@ from heedful import InvalidArgument, Unsupported
 from heedful.bridges import configs
 from heedful.lens import depth
 from heedful.lens.depth.known import CONFIGS
-from heedful.lens.depth.page import embedding_rank, section, svg
+from heedful.lens.depth.section import chart, embedding_rank, section
 from heedful.lens.sections import Subject
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -392,14 +392,14 @@ def test_the_section_of_the_report(bert):
     found = section(Subject(bert, None, None, "", (), inputs=inputs))
     assert found.data["shape"]["layers"] == 5
     assert len(found.data["without_layer"]) == 5
-    assert "left out alone, layer" in found.summary
-    assert "left out alone" not in section(Subject(bert, None, None, "", ())).summary
+    assert "Left out alone, layer" in found.summary
+    assert "Left out alone" not in section(Subject(bert, None, None, "", ())).summary
     assert 0 < found.data["effective_embedding_rank"] <= 24
     assert json.loads(json.dumps(found.data)) == found.data
     assert max(map(len, found.summary.splitlines())) <= 100
     assert "<svg" in found.html
     assert "http" not in found.html
-    assert "currentColor" in svg(depth.audit("gpt3-175b"))
+    assert "currentColor" in chart(depth.audit("gpt3-175b")).svg()
 
 
 def test_the_section_says_why_it_does_not_apply():

@@ -9,7 +9,7 @@ import torch
 from heedful import InvalidArgument, Unsupported
 from heedful.lens import depth
 from heedful.lens.depth.crossover import Cell, run_crossover
-from heedful.lens.depth.page import section
+from heedful.lens.depth.section import section
 from heedful.lens.depth.shape import parse_count
 from heedful.lens.depth.stacked import Protocol
 from heedful.lens.sections import Subject

@@ -12,7 +12,7 @@ from heedful.bridges import configs
 from heedful.lens import depth
 from heedful.lens.depth.known import PUBLIC, peers
 from heedful.lens.depth.law import LAWS
-from heedful.lens.depth.page import section
+from heedful.lens.depth.section import section
 from heedful.lens.depth.shape import parse_count
 from heedful.lens.sections import Subject
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from heedful import InvalidArgument
-from heedful.lens.maps import Atlas, image
+from heedful.report import image
+from heedful.report.maps import Atlas
 
 
 def decode_png(content):
@@ -152,8 +153,8 @@ def test_a_budget_for_nothing_ends_with_single_cells():
 
 
 def test_many_heads_have_smaller_pictures_and_are_pooled_before_they_are_tried(monkeypatch):
-    monkeypatch.setattr("heedful.lens.maps.CELLS", 1000)
-    monkeypatch.setattr("heedful.lens.maps.SMALL", 500)
+    monkeypatch.setattr("heedful.report.maps.CELLS", 1000)
+    monkeypatch.setattr("heedful.report.maps.SMALL", 500)
     atlas = Atlas([(4, 30, 30)])
     atlas.add(torch.rand(4, 30, 30))
     packed, factor = atlas.pack()

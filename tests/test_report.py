@@ -16,11 +16,14 @@ import torch
 
 import heedful
 from heedful import InvalidArgument, Unsupported
-from heedful.lens import Finding, LookResult, ModelFacts, Section, Subject, attention, sections, summarize
+from heedful._files import check_place
+from heedful._text import printable
+from heedful.lens import Finding, LookResult, ModelFacts, Section, Subject, sections, summarize
+from heedful.lens import maps as drawing
 from heedful.lens._record import LayerRecord, Tokens
-from heedful.lens.maps import section as drawing
 from heedful.lens.observation import Observation
-from heedful.lens.report import check_place
+from heedful.report import Prose, Table
+from heedful.report.page import fragment
 
 VOID = {"meta", "img", "br", "hr", "input", "link", "path", "rect", "circle", "line", "use", "polyline", "polygon"}
 HOSTILE = [
@@ -62,12 +65,12 @@ def observed(weights, tokens=None, *, kind="self", key_tokens=None, special=None
 
 
 def section_of(weights, tokens=None, **options) -> Section:
-    return attention.section(Subject(None, None, None, "text", observed(weights, tokens, **options)))
+    return drawing.section(Subject(None, None, None, "text", observed(weights, tokens, **options)))
 
 
 def result_of(made: Section, tokens=("a",), text="text") -> LookResult:
     facts = ModelFacts("/home/somebody/secret/tiny", "tiny", "Tiny", 2, 3, 1234, "float32", "sdpa")
-    found = {"attention": made, "symmetry": "it needs <weights>", "depth": Section("Depth", "deep", {}, "<p>deep</p>")}
+    found = {"attention": made, "symmetry": "it needs <weights>", "depth": Section("Depth", [Prose("deep")])}
     return LookResult(facts, text, tuple(tokens), (False,) * len(tokens), 0, found)
 
 
@@ -293,7 +296,7 @@ def test_the_report_opens_with_findings_and_ends_with_the_model():
 
 def test_plain_lines_fill_up_what_findings_leave():
     sections = {
-        name: Section(name.capitalize(), "summary", {}, "<p></p>", plain=f"Plain {name}.")
+        name: Section(name.capitalize(), [Prose("summary")], plain=f"Plain {name}.")
         for name in ("spectrum", "symmetry", "depth")
     }
     result = replace(result_of(section_of(softmax())), sections=sections)
@@ -307,7 +310,7 @@ def test_plain_lines_fill_up_what_findings_leave():
 def test_hostile_tokens_stay_text():
     n = len(HOSTILE)
     made = section_of(softmax(n=n), HOSTILE)
-    result = result_of(made, [sections.readable(None, token) for token in HOSTILE], "".join(HOSTILE[:9]))
+    result = result_of(made, [printable(token) for token in HOSTILE], "".join(HOSTILE[:9]))
     page = result.html()
     tree = Tree(page)
     assert not any("onerror" in attrs for _, attrs in tree.found)
@@ -402,12 +405,12 @@ def test_a_lens_that_fails_does_not_take_the_others_with_it(monkeypatch):
 
 
 def test_tables_set_numbers_right():
-    made = sections.html_table(["name", "a & b"], [["x<", -1.5], ["y", "20%"]], "what")
+    made = fragment([Table(["name", "a & b"], [["x<", -1.5], ["y", "20%"]], "what")])
     tree = Tree(made)
     assert [attrs.get("class") for attrs in tree.all("th")] == [None, "number"]
     assert [attrs.get("class") for attrs in tree.all("td")] == [None, "number"] * 2
     assert "x&lt;" in made
-    assert Tree(sections.html_table(["name"], [])).all("th") == [{}]
+    assert Tree(fragment([Table(["name"], [])])).all("th") == [{}]
 
 
 def test_results_print_short_even_for_long_texts():

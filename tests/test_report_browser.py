@@ -11,7 +11,7 @@ import torch
 
 import heedful
 from browser import BROWSER, DRIVER, browser
-from heedful.lens import sections
+from heedful._text import printable
 from test_report import HOSTILE, result_of, section_of
 
 pytestmark = pytest.mark.skipif(
@@ -222,7 +222,7 @@ def test_it_can_be_read_without_scripts(window, demo, tmp_path):
 def test_hostile_tokens_do_nothing(window, tmp_path):
     torch.manual_seed(0)
     made = section_of([torch.randn(2, len(HOSTILE), len(HOSTILE)).softmax(-1)], HOSTILE)
-    shown = [sections.readable(None, token) for token in HOSTILE]
+    shown = [printable(token) for token in HOSTILE]
     file = result_of(made, shown, "".join(HOSTILE[:9])).save(tmp_path / "report.html")
     window.resize(400, 800)
     window.log("browser")

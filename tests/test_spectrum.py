@@ -14,8 +14,8 @@ import torch
 from matplotlib import pyplot
 
 from heedful import Cosine, Gaussian, InvalidArgument, Unsupported, lens
-from heedful.lens import MatrixSpectrum, Spectrum, Subject, spectra
-from heedful.lens.spectra import page
+from heedful.lens import MatrixSpectrum, Spectrum, Subject
+from heedful.lens.spectra import section as page
 from heedful.nn import Attention, Encoder, GaussianProcessAttention, PrimalAttention
 from test_report import Tree, observed, result_of, softmax
 
@@ -241,7 +241,7 @@ def subject_of(weights, **options) -> Subject:
 
 
 def test_the_section_says_what_spectrum_says():
-    made = spectra.section(subject_of(softmax(layers=3)))
+    made = page.section(subject_of(softmax(layers=3)))
     expected = lens.spectrum(observed(softmax(layers=3)))
     assert made.title == "Singular values"
     assert [one.layer for one in made.result] == [one.layer for one in expected]
@@ -262,16 +262,16 @@ def test_the_section_says_what_spectrum_says():
 
 def test_the_section_leaves_out_padding_and_refuses_what_is_not_finite():
     weights = softmax(layers=1, n=5)
-    made = spectra.section(subject_of(weights, valid=[True, True, True, False, False]))
+    made = page.section(subject_of(weights, valid=[True, True, True, False, False]))
     assert {one.rows for one in made.result} == {3}
     weights[0][1, 2, 3] = float("nan")
     with pytest.raises(Unsupported, match="head 1 holds numbers that are not finite"):
-        spectra.section(subject_of(weights))
+        page.section(subject_of(weights))
 
 
 def test_the_section_bounds_its_work(monkeypatch):
     monkeypatch.setattr(page, "WORK", 2 * 2 * 7**3)
-    made = spectra.section(subject_of(softmax(heads=5)))
+    made = page.section(subject_of(softmax(heads=5)))
     assert [one.head for one in made.result] == [0, 2, 0, 2]
     assert "some heads were read" in made.summary
     model = Encoder(12, 2, kernels=["softmax"]).eval()
@@ -284,7 +284,7 @@ def test_the_section_bounds_its_work(monkeypatch):
     reader.inner = model
     inputs = {"input_ids": torch.randint(12, (1, 9))}
     monkeypatch.setattr(page, "TOKENS", 5)
-    made = spectra.section(Subject(reader, None, None, "text", lens.observe(reader, inputs), inputs=inputs))
+    made = page.section(Subject(reader, None, None, "text", lens.observe(reader, inputs), inputs=inputs))
     assert {one.rows for one in made.result} == {5}
     assert "first 5 tokens" in made.summary
 
@@ -292,7 +292,7 @@ def test_the_section_bounds_its_work(monkeypatch):
 def test_the_section_shows_primal_layers():
     model = Encoder(12, 2, kernels=["softmax", "primal"], max_len=13).eval()
     inputs = {"x": torch.randn(1, 7, 12)}
-    made = spectra.section(Subject(model, None, None, "text", lens.observe(model, inputs), inputs=inputs))
+    made = page.section(Subject(model, None, None, "text", lens.observe(model, inputs), inputs=inputs))
     assert made.result == lens.spectrum(model, inputs)
     assert "primal" in made.summary
     Tree(made.html)

@@ -12,7 +12,7 @@ from heedful import Unsupported, cli
 from heedful.bridges import local
 from heedful.cli.reproduce import recipe, root
 from heedful.lens.sections import Subject
-from heedful.lens.symmetry import section
+from heedful.lens.symmetry.section import section
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -239,7 +239,7 @@ def test_section_of_gpt2_names_the_mask_alone():
 
 
 def test_wide_models_are_turned_in_fewer_layers():
-    from heedful.lens.symmetry._section import _spread
+    from heedful.lens.symmetry.section import _spread
 
     assert _spread(6, 384) == set(range(6))
     assert _spread(12, 512) == {0, 11}

@@ -33,4 +33,4 @@ def printable(text: str) -> str:
     'a\\\\u202eb'
     """
     # Joiners, which print nothing, are letters of Persian and Hindi, and hold emoji together.
-    return "".join(sign if sign.isprintable() or sign in "\\u200c\\u200d" else repr(sign)[1:-1] for sign in text)
+    return "".join(sign if sign.isprintable() or sign in "\u200c\u200d" else repr(sign)[1:-1] for sign in text)

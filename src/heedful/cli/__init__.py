@@ -105,6 +105,7 @@ def _look(
 
     Reads this disk alone, never the network.
     """
+    from heedful._progress import bar
     from heedful.cli.look import check_options, model_folder, read_text, show_page
     from heedful.lens.looking import look
 

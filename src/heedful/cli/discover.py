@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-    from heedful._plot import Axes
 
+    from heedful._plot import Axes
     from heedful.discovery import PAG
 
 __all__ = ["check_picture", "discover", "draw_to", "read_table", "write_text"]
@@ -181,7 +181,6 @@ def discover(
     a --> b: a causes b. a <-> b: an unobserved variable causes both. A circle
     o: the data leave this end of the edge undetermined.
     """
-    from heedful.cli.look import progress
     from heedful._files import check_place
 
     for place in filter(None, (dot, graphml, plot)):

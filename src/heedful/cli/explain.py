@@ -85,9 +85,9 @@ def explain(
     models; of an encoder without a head, what changes its embedding. Reads this
     disk alone, never the network.
     """
-    from heedful.cli.discover import check_picture, draw_to, write_text
-    from heedful.cli.look import model_folder, progress, read_text
     from heedful._files import check_place
+    from heedful.cli.discover import check_picture, draw_to, write_text
+    from heedful.cli.look import model_folder, read_text
     from heedful.lens.looking import SENTENCE
 
     # Read when torch is loaded: waiting threads sleep.

@@ -49,9 +49,9 @@ __getattr__, __dir__ = lazy(__name__, _HOMES)
 if TYPE_CHECKING:
     from heedful.lens import causes, depth, symmetry
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
+    from heedful.lens.looking import LookResult, ModelFacts, look
     from heedful.lens.observation import LayerRecord, Observation, observe
     from heedful.lens.pronouns import Reference
-    from heedful.lens.looking import LookResult, ModelFacts, look
     from heedful.lens.roles import Role
     from heedful.lens.sections import Subject
     from heedful.lens.spectra import MatrixSpectrum, Spectrum, spectrum

@@ -149,7 +149,13 @@ class AttentionSummary:
         from heedful.report.page import fragment
 
         rows = [
-            [one.layer, one.head, "; ".join(map(str, one.roles)) or one.focus, f"{one.entropy:.2f}", str(one.farther or "")]
+            [
+                one.layer,
+                one.head,
+                "; ".join(map(str, one.roles)) or one.focus,
+                f"{one.entropy:.2f}",
+                str(one.farther or ""),
+            ]
             for heads in self.layers
             for one in heads
         ]

@@ -17,7 +17,7 @@ from heedful._progress import Progress, silent
 from heedful._text import quantity, short
 from heedful.bridges.words import token_text
 from heedful.lens.sections import RESEARCH, Subject, sections
-from heedful.report import Finding, Items, Link, Mark, Prose, Section, Table
+from heedful.report import Finding, Items, Link, Mark, Prose, Section, Table, Text
 from heedful.report.blocks import WIDE
 from heedful.report.page import framed, page
 
@@ -155,7 +155,7 @@ class LookResult:
         return next((name for name in self._lenses() if name in RESEARCH), None)
 
     def _findings(self) -> Section:
-        items = [[one.text, Mark(" ", "space"), Link("Evidence", one.evidence)] for one in self.findings]
+        items: list[Text] = [[one.text, " ", Link("Evidence", one.evidence)] for one in self.findings]
         return Section(
             "Findings",
             [
@@ -166,7 +166,9 @@ class LookResult:
 
     def _research(self) -> Section:
         chosen = {name: one for name, one in self._lenses().items() if name in RESEARCH}
-        items = [[Link(one.title, name), f": {one.plain or one.summary.splitlines()[0]}"] for name, one in chosen.items()]
+        items = [
+            [Link(one.title, name), f": {one.plain or one.summary.splitlines()[0]}"] for name, one in chosen.items()
+        ]
         return Section("For researchers", [Items(items, style="plain")])
 
     def _left_out(self) -> Section:

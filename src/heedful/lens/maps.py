@@ -15,7 +15,7 @@ from heedful.bridges.words import token_text
 from heedful.lens.attention import UNNAMED, AttentionSummary, HeadSummary, TokenPair, heads_of
 from heedful.lens.probe import probe
 from heedful.lens.roles import ROLES, SINKS, Role
-from heedful.report import Block, Finding, Items, Link, Map, Mark, Note, Prose, Section, Table
+from heedful.report import Block, Finding, Items, Link, Map, Mark, Note, Prose, Section, Table, Text
 from heedful.report.maps import Atlas, Layer, Tile
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _pairs(pairs: Sequence[TokenPair]) -> Iterator[Block]:
     """The strongest pairs: a list that opens their maps, and a table for the terminal."""
     if not pairs:
         return
-    items = [
+    items: list[Text] = [
         [
             Link(f"{_cut(pair.query_token)} \u2192 {_cut(pair.key_token)}", f"head-{pair.layer}-{pair.head}", (pair.query, pair.key)),
             " ",
@@ -250,8 +250,8 @@ def _pairs(pairs: Sequence[TokenPair]) -> Iterator[Block]:
         ]
         for pair in pairs
     ]  # fmt: skip
-    title = {"title": "Strongest pairs", "name": "strongest-pairs"}
-    yield Note("Neighbours and special tokens are left out.", **title, shown="page")
+    caption = "Neighbours and special tokens are left out."
+    yield Note(caption, title="Strongest pairs", name="strongest-pairs", shown="page")
     yield Items(items, style="pairs", shown="page")
     rows = [[str(pair), f"{pair.weight:.2f}", f"layer {pair.layer}, head {pair.head}"] for pair in pairs]
     width = max(len(_cut(row[0])) for row in rows)

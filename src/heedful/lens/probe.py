@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import HeedfulError
+from heedful._progress import Progress, silent
 from heedful.bridges import answers
 from heedful.bridges.words import segments
 from heedful.lens._english import ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION
@@ -50,7 +51,7 @@ class Probed:
     notes: tuple[str, ...]
 
 
-def probe(model: Any, tokenizer: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> Probed:
+def probe(model: Any, tokenizer: Any, progress: Progress = silent) -> Probed:
     """Runs a model on sentences whose links between words are known, and on random tokens that come twice.
 
     English sentences show where heads attend by place, along links between words (article and noun, verb and object, pronoun and noun), and
@@ -68,7 +69,7 @@ def probe(model: Any, tokenizer: Any, progress: Callable[[int, int], None] = lam
         notes.append("Links between words were not tested: the model cannot read the English test sentences.")
         known = []
     for done, (text, *links) in enumerate(known):
-        progress(done, len(known) + 1)
+        progress(done, len(known) + 1, "attention")
         reading = answers.read_text(model, tokenizer, text)
         inputs = {name: value.to(model.device) for name, value in tokenizer(text, return_tensors="pt").items()}
         _tally(tallies, _seen(model, inputs), _word_tests(reading, links), reading.special, positions=True)

@@ -13,8 +13,8 @@ from heedful._errors import HeedfulError, Unsupported
 from heedful.bridges import answers
 from heedful.bridges.words import segments
 from heedful.lens._english import FUNCTION, PERSONAL
-from heedful.lens.observation import Observation, observe
 from heedful.lens.looking import SENTENCE
+from heedful.lens.observation import Observation, observe
 from heedful.report import Block, Finding, Link, Note, Prose, Section, Table
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from heedful._text import printable
 
@@ -37,7 +37,7 @@ WIDE = 98
 
 @dataclass(frozen=True)
 class Mark:
-    """A stretch of text that stands out: `word`, `answer`, `chosen`, `equal`, `target`, `outside`, `special`, `strong`."""
+    """A stretch of text that stands out: `named`, `answer`, `chosen`, `equal`, `target`, `outside`, `special`, `strong`."""
 
     text: str
     kind: str
@@ -58,7 +58,7 @@ Text = str | Sequence[str | Mark | Link]
 def plain_text(text: Text) -> str:
     """A text without its marks.
 
-    >>> plain_text(["Masking ", Mark("animal", "word"), "."])
+    >>> plain_text(["Masking ", Mark("animal", "named"), "."])
     'Masking animal.'
     """
     return text if isinstance(text, str) else "".join(part if isinstance(part, str) else part.text for part in text)
@@ -78,8 +78,8 @@ class Block:
     shown: Literal["everywhere", "page", "terminal"] = "everywhere"
 
     # By which the page finds how to draw it, and what it needs beside the page's own style and script.
-    kind = "block"
-    files: tuple[str, ...] = ()
+    kind: ClassVar[str] = "block"
+    files: ClassVar[tuple[str, ...]] = ()
 
     def lines(self) -> Iterator[str]:
         """The block in a terminal."""

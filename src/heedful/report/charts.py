@@ -107,7 +107,9 @@ class Chart:
         1
         """
         wide, high = self.size
-        parts = "".join([*self._frame(), *(shape for part in self.parts for shape in self._drawn(part)), *self._names()])
+        parts = "".join(
+            [*self._frame(), *(shape for part in self.parts for shape in self._drawn(part)), *self._names()]
+        )
         style = "width:100%" if self.small else f"max-width:{wide}px;width:100%"
         return element("svg", parts, viewBox=f"0 0 {wide} {high}", role="img", aria_label=self.label, style=style)
 
@@ -136,18 +138,19 @@ class Chart:
                 yield element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=2.6, fill=_colour(part.colour), opacity=0.4)
         else:
             x, y = self.place(part.x, part.y)
-            colour = {"fill": _colour(0), "stroke": "currentColor", "stroke_width": 2} if part.strong else {"fill": "currentColor", "opacity": 0.55}  # fmt: skip
-            yield element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=6 if part.strong else 3, **colour)
+            pale: dict[str, object] = {"fill": "currentColor", "opacity": 0.55, "r": 3}
+            dot = {"fill": _colour(0), "stroke": "currentColor", "stroke_width": 2, "r": 6} if part.strong else pale
+            yield element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", **dot)
+            ink = {"font_weight": "bold"} if part.strong else {"opacity": "0.7"}
             side = (x - 11, "end") if part.left else (x + 11, "start")
-            more = {"font_weight": "bold"} if part.strong else {"opacity": 0.7}
-            yield _text(side[0], y + 4, part.name, side[1], **more)
+            yield _text(side[0], y + 4, part.name, side[1], fill="currentColor", **ink)
 
     def _names(self) -> Iterator[str]:
         """The names of lines at their ends, moved down where they would overlap."""
-        ends = sorted((self.place(*part.points[-1])[1], part) for part in self.parts if isinstance(part, Line) and part.name)  # fmt: skip
+        lines = [part for part in self.parts if isinstance(part, Line) and part.name]
         lowest = -math.inf
-        for y, line in ends:
-            lowest = max(y, lowest + APART)
+        for line in sorted(lines, key=lambda line: -self.y.share(line.points[-1][1])):
+            lowest = max(self.place(*line.points[-1])[1], lowest + APART)
             yield _text(self.size[0] - LABELS - 8, lowest + 4, line.name, "start", size=13, fill=_colour(line.colour))
 
 
@@ -167,7 +170,7 @@ def stroke(points: Points, colour: int) -> str:
     return element("polyline", points=_joined(points), fill="none", stroke=_colour(colour), stroke_width=2, **dash)
 
 
-def element(tag: str, content: str = "", **attributes: object) -> str:
+def element(tag: str, content: str = "", /, **attributes: object) -> str:
     """An element with its attributes escaped; `_` in their names stands for `-`, and `content` is markup already.
 
     >>> element("path", d="M0 0", aria_label="a < b")
@@ -177,9 +180,11 @@ def element(tag: str, content: str = "", **attributes: object) -> str:
     return f"<{tag}{named}>{content}</{tag}>" if content else f"<{tag}{named}/>"
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", *, size: int = 12, **attributes: object) -> str:
-    style = {"fill": "currentColor"} | attributes
-    return element("text", escape(text), x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, font_size=size, **style)
+def _text(
+    x: float, y: float, text: str, anchor: str = "middle", size: int = 12, fill: str = "currentColor", **ink: object
+) -> str:
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text_anchor": anchor}
+    return element("text", escape(text), **place, font_size=size, fill=fill, **ink)
 
 
 def _joined(points: Points) -> str:

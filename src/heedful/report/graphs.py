@@ -328,14 +328,14 @@ def svg(graph: Layout, label: str = "") -> str:
             shapes = _shape(arc.at_a, column, arc.y_a) + _shape(arc.at_b, column, arc.y_b)
             parts.append(element("g", shapes, class_=f"marks {arc.kind}", data_ends=f"{arc.a} {arc.b}"))
     for box in graph.boxes:
-        title = element("title", escape(box.name)) if box.label != box.name else ""
+        shapes = element("title", escape(box.name)) if box.label != box.name else ""
         rail = f"M{column:.1f} {box.rail[0]:.1f}v{box.rail[1]:.1f}"
-        title += element("path", class_="rail", d=rail) if box.rail[1] > box.height else ""
-        place = {"x": f"{EDGE:.0f}", "y": f"{box.top:.1f}"}
-        title += element("rect", **place, width=f"{column - EDGE:.1f}", height=f"{box.height:.1f}", rx=4)
-        place = {"x": f"{column - 6:.1f}", "y": f"{box.middle:.1f}", "dy": ".34em", "text_anchor": "end"}
-        title += element("text", escape(box.label), **place)
-        parts.append(element("g", title, class_=f"token {box.role}", data_node=box.node))
+        shapes += element("path", class_="rail", d=rail) if box.rail[1] > box.height else ""
+        across, high = f"{column - EDGE:.1f}", f"{box.height:.1f}"
+        shapes += element("rect", x=f"{EDGE:.0f}", y=f"{box.top:.1f}", width=across, height=high, rx=4)
+        end = {"x": f"{column - 6:.1f}", "y": f"{box.middle:.1f}", "dy": ".34em", "text_anchor": "end"}
+        shapes += element("text", escape(box.label), **end)
+        parts.append(element("g", shapes, class_=f"token {box.role}", data_node=box.node))
     parts.append('<g class="picked-marks"></g>')
     count = quantity(len(graph.arcs) + graph.undrawn, "edge")
     size = {"viewBox": f"0 0 {graph.width:.0f} {graph.height:.0f}", "width": f"{graph.width:.0f}"}

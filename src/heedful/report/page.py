@@ -73,7 +73,7 @@ def fragment(blocks: Sequence[Block]) -> str:
     >>> fragment([Note("a < b")])
     '<p class="note">a &lt; b</p>'
     """
-    return str(_templates().get_template("blocks.html").module.blocks(blocks))  # type: ignore[attr-defined]
+    return str(_templates().get_template("blocks.html").module.blocks(blocks))
 
 
 def framed(content: str, height: int = 720) -> str:

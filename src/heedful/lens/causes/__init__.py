@@ -18,7 +18,6 @@ _HOMES = {
     **dict.fromkeys(("Recommender", "Seen", "Task", "TextModel"), "tasks"),
     **dict.fromkeys(("Found", "Inquiry", "Replies", "Reply", "exhaustive", "pruned", "search"), "searching"),
     **dict.fromkeys(("BaselineResult", "compare"), "baselines"),
-    "section": "page",
 }
 
 __all__ = sorted(_HOMES)

@@ -59,7 +59,7 @@ def section(subject: Subject) -> Section:
     text = _beginning(subject, notes)
     explainer = CausalExplainer(model, subject.tokenizer, task=kind, max_calls=CALLS)
     try:
-        found = explainer.explain(text, progress=subject.progress)
+        found = explainer.explain(text, progress=lambda what, done, total: subject.progress(done, total, what))
     except InvalidArgument as error:
         raise Unsupported(str(error)) from None
     data = found.to_dict()
@@ -133,7 +133,7 @@ def blocks(result: Explanation) -> list[Block]:
 
 def _marked(result: Explanation) -> list[str | Mark]:
     """The headline with its words marked."""
-    text = headline(result, lambda word: f"\1word\2{word}\1", lambda answer: f"\1answer\2{answer}\1")
+    text = headline(result, lambda word: f"\1named\2{word}\1", lambda answer: f"\1answer\2{answer}\1")
     parts = (part.partition("\2") for part in text.split("\1"))
     return [Mark(content, kind) if mark else kind for kind, mark, content in parts if kind or content]
 
@@ -150,10 +150,14 @@ def _text(result: Explanation) -> list[str | Mark]:
     for (start, end), node in sorted((span, node) for node, span in enumerate(result.spans) if span):
         own = Mark(_plain(result.text[start:end]), kinds.get(node, "unit"))
         # A masked language model's answer stands where the mask was.
-        parts += [_outside(result.text[at:start]), answer if result.task == "mlm" and node == result.target_node else own]
+        parts += [
+            _outside(result.text[at:start]),
+            answer if result.task == "mlm" and node == result.target_node else own,
+        ]
         at = end
     parts.append(_outside(result.text[at:]))
-    return [*parts, *([" ", answer] if result.task == "next-token" else [])]
+    parts += [" ", answer] if result.task == "next-token" else []
+    return parts
 
 
 def _plain(text: str) -> str:
@@ -222,10 +226,10 @@ def _graph(result: Explanation, title: str) -> Graph:
     graph = layout(pag.names, edges, result.indices, result.target_node)
     notes = ["Pick a word to see its edges alone."]
     if pale := len(edges) - graph.strong:
-        notes.append(
-            f"{quantity(graph.strong, 'edge')} at the answer and the set in full colour, {pale} more in pale."
-        )
-    label = f"Causal{title.removeprefix('The')}: {quantity(pag.n, 'word')} and {quantity(len(edges), 'edge')}, listed below"
+        notes.append(f"{quantity(graph.strong, 'edge')} at the answer and the set in full colour, {pale} more in pale.")
+    label = (
+        f"Causal{title.removeprefix('The')}: {quantity(pag.n, 'word')} and {quantity(len(edges), 'edge')}, listed below"
+    )
     return Graph(
         pag.names, edges, result.indices, result.target_node, label, " ".join(notes), title=title, shown="page"
     )

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._text import printable
 from heedful.bridges import answers
 from heedful.bridges.words import sign_end
 from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
 from heedful.lens.causes.telling import PUNCTUATION
-from heedful._text import printable
 
 __all__ = ["KINDS", "TextModel"]
 

@@ -83,7 +83,9 @@ def section(subject: Subject) -> Section:
 def _plain(result: Audit) -> str:
     """The section in one sentence."""
     depths = [layers for layers, _ in result.peers.values()]
-    text = f"The {result.shape.part or 'model'} has {quantity(result.shape.layers, 'layer')} of width {result.shape.width}"
+    text = (
+        f"The {result.shape.part or 'model'} has {quantity(result.shape.layers, 'layer')} of width {result.shape.width}"
+    )
     if depths:
         least, most = min(depths), max(depths)
         text += f"; public models of its size have {least if least == most else f'{least} to {most}'}"

@@ -11,8 +11,9 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful._plot import axes
 
 if TYPE_CHECKING:
-    from heedful._plot import Axes
     from torch import Tensor, nn
+
+    from heedful._plot import Axes
 
 __all__ = ["LayerUse", "Usefulness", "skip_layers"]
 
