@@ -166,7 +166,7 @@ class LookResult:
 
     def _research(self) -> Section:
         chosen = {name: one for name, one in self._lenses().items() if name in RESEARCH}
-        items = [
+        items: list[Text] = [
             [Link(one.title, name), f": {one.plain or one.summary.splitlines()[0]}"] for name, one in chosen.items()
         ]
         return Section("For researchers", [Items(items, style="plain")])

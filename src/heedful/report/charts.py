@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 __all__ = ["Axis", "Band", "Chart", "Dots", "Line", "Point", "element", "ticks"]
 
@@ -141,7 +142,7 @@ class Chart:
             pale: dict[str, object] = {"fill": "currentColor", "opacity": 0.55, "r": 3}
             dot = {"fill": _colour(0), "stroke": "currentColor", "stroke_width": 2, "r": 6} if part.strong else pale
             yield element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", **dot)
-            ink = {"font_weight": "bold"} if part.strong else {"opacity": "0.7"}
+            ink: dict[str, Any] = {"font_weight": "bold"} if part.strong else {"opacity": 0.7}
             side = (x - 11, "end") if part.left else (x + 11, "start")
             yield _text(side[0], y + 4, part.name, side[1], fill="currentColor", **ink)
 

@@ -321,8 +321,8 @@ def svg(graph: Layout, label: str = "") -> str:
     for arc in sorted(graph.arcs, key=lambda one: one.strong):
         lead, far = column + (LEAD if arc.strong else 0), column + LEAD + arc.reach
         line = f"M{column:.0f} {arc.y_a:.1f}H{lead:.0f}C{far:.0f} {arc.y_a:.1f} {far:.0f} {arc.y_b:.1f} {lead:.0f} {arc.y_b:.1f}H{column:.0f}"
-        style, ends = f"arc {arc.kind}{' strong' if arc.strong else ''}", f"{arc.a} {arc.b} {arc.at_a} {arc.at_b}"
-        parts.append(element("path", class_=style, data_ends=ends, d=line))
+        kind, ends = f"arc {arc.kind}{' strong' if arc.strong else ''}", f"{arc.a} {arc.b} {arc.at_a} {arc.at_b}"
+        parts.append(element("path", class_=kind, data_ends=ends, d=line))
     for arc in graph.arcs:
         if arc.strong:
             shapes = _shape(arc.at_a, column, arc.y_a) + _shape(arc.at_b, column, arc.y_b)
@@ -339,9 +339,9 @@ def svg(graph: Layout, label: str = "") -> str:
     parts.append('<g class="picked-marks"></g>')
     count = quantity(len(graph.arcs) + graph.undrawn, "edge")
     size = {"viewBox": f"0 0 {graph.width:.0f} {graph.height:.0f}", "width": f"{graph.width:.0f}"}
-    told = {"role": "img", "aria_label": label or f"Graph over {quantity(len(graph.boxes), 'token')} with {count}"}
+    known = {"role": "img", "aria_label": label or f"Graph over {quantity(len(graph.boxes), 'token')} with {count}"}
     style = {"class_": "graph", "style": f"--pale:{graph.paleness:.2f}", "data_column": f"{column:.1f}"}
-    return element("svg", "".join(parts), **style, **size, **told)
+    return element("svg", "".join(parts), **style, **size, **known)
 
 
 def _shape(mark: str, x: float, y: float, way: int = 1) -> str:
