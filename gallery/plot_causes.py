@@ -18,7 +18,7 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from heedful.bridges.local import demo_model_path, load
+from heedful.bridges.reading import demo_model_path, load
 from heedful.lens.causes import CausalExplainer
 
 TEXTS = (

@@ -24,7 +24,7 @@ import torch
 from matplotlib import colormaps, pyplot
 
 from heedful import convert, lens
-from heedful.bridges.local import demo_model_path, load
+from heedful.bridges.reading import demo_model_path, load
 
 TEXT = (
     "When the water of the river had risen above the old stone bridge, the farmers drove their cattle up the hill, carried "

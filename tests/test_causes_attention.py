@@ -312,7 +312,7 @@ def test_stability_plot():
 @with_demo
 def test_every_head_of_minilm_in_two_seconds():
     """Check 11 of the sheet: float64, N = 384, alpha = 0.01, the ten words; float32 weights give the same skeletons."""
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     model, tokenizer = load(demo_model_path())
     seen = observe(model, WHALE, tokenizer=tokenizer)

@@ -60,7 +60,7 @@ def precise(mpmath, A, x, y, given, samples):
 def test_fisher_z_on_minilm_against_sixty_digits():
     mpmath = pytest.importorskip("mpmath")
     pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
     from heedful.lens import observe
 
     model, tokenizer = load(demo_model_path())

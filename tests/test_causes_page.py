@@ -42,7 +42,7 @@ LONG = (
 
 @pytest.fixture(scope="module")
 def demo():
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     return load(demo_model_path())
 
@@ -144,7 +144,7 @@ def test_a_long_text_is_cut_and_that_is_said(demo):
 def test_a_folder_with_a_head_is_opened_with_it(demo, tmp_path):
     from transformers import BertForSequenceClassification
 
-    from heedful.bridges.local import load
+    from heedful.bridges.reading import load
 
     torch.manual_seed(1)
     config = type(demo[0].config)(**demo[0].config.to_dict())

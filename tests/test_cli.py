@@ -17,7 +17,7 @@ import torch
 
 import heedful
 from heedful import cli
-from heedful.bridges import local
+from heedful.bridges import reading
 from heedful.bridges.transformers import use
 from heedful.cli.doctor import Package, examine
 from heedful.lens import summarize
@@ -252,7 +252,7 @@ def test_look_reads_a_file_or_standard_input(run, saved, tmp_path, monkeypatch):
 
 
 def test_look_refuses_places_it_cannot_write_before_any_work(run, saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "load", lambda folder: pytest.fail("work was done"))
+    monkeypatch.setattr(reading, "load", lambda folder: pytest.fail("work was done"))
     (tmp_path / "file").write_text("kept")
     assert ". is a folder; give a file, such as report.html" in one_line(run("look", saved, TEXT, "--out", "."))
     assert "there is no folder" in one_line(run("look", saved, TEXT, "--out", "no/such/report.html"))
@@ -277,7 +277,7 @@ def test_look_shows_a_bar_on_a_terminal_alone(run, saved, monkeypatch):
 
 
 def test_look_measures_the_attention_that_eager_reports(saved):
-    model, tokenizer = local.load(saved)
+    model, tokenizer = reading.load(saved)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(**tokenizer(TEXT, return_tensors="pt"), output_attentions=True).attentions
@@ -293,9 +293,9 @@ def test_look_measures_the_attention_that_eager_reports(saved):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_look_gives_the_model_back_as_it_was(saved, monkeypatch, fails):
-    model, tokenizer = local.load(saved)
+    model, tokenizer = reading.load(saved)
     before = model.config._attn_implementation
-    monkeypatch.setattr(local, "load", lambda folder: (model, tokenizer))
+    monkeypatch.setattr(reading, "load", lambda folder: (model, tokenizer))
     if fails:
         monkeypatch.setattr(model.encoder, "forward", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(heedful.Unsupported, match="BertModel fails on this text alone: division by zero"):
@@ -307,7 +307,7 @@ def test_look_gives_the_model_back_as_it_was(saved, monkeypatch, fails):
 
 
 def test_look_at_a_model_that_is_loaded_already(saved):
-    model, tokenizer = local.load(saved)
+    model, tokenizer = reading.load(saved)
     result = look(model, TEXT, tokenizer=tokenizer)
     assert result.attention == look(saved, TEXT).attention
     assert (result.model.folder, result.model.title) == ("", saved.name)
@@ -382,7 +382,7 @@ def test_max_tokens_reads_the_beginning_and_says_so(run, saved):
 
 
 def test_a_tokenizer_that_keeps_the_end_still_reads_the_beginning(saved):
-    model, tokenizer = local.load(saved)
+    model, tokenizer = reading.load(saved)
     tokenizer.truncation_side = "left"
     result = look(model, TEXT, tokenizer=tokenizer, max_tokens=4)
     assert result.tokens == ("[CLS]", "the", "cat", "[SEP]")
@@ -391,7 +391,7 @@ def test_a_tokenizer_that_keeps_the_end_still_reads_the_beginning(saved):
 
 
 def test_models_that_count_positions_behind_the_padding(saved):
-    _, tokenizer = local.load(saved)
+    _, tokenizer = reading.load(saved)
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
     config = hf.RobertaConfig(vocab_size=len(WORDS), max_position_embeddings=12, pad_token_id=0, **sizes)
     model = hf.RobertaModel(config).eval()
@@ -500,17 +500,17 @@ def test_paths_that_are_no_folders(run, saved):
     assert "model comes first" in one_line(run("look", "a text by itself"))
     assert "config.json is a file" in one_line(run("look", saved / "config.json"))
     with pytest.raises(heedful.InvalidArgument, match=r"there is no folder .*nowhere"):
-        local.load(saved / "nowhere")
+        reading.load(saved / "nowhere")
 
 
 def test_a_pooler_may_be_missing(broken):
     hf.BertForMaskedLM(hf.BertConfig.from_pretrained(broken)).save_pretrained(broken)
-    model, _ = local.load(broken)
+    model, _ = reading.load(broken)
     assert type(model).__name__ == "BertModel"
 
 
 def test_missing_extras_name_the_command(run, saved, monkeypatch):
-    monkeypatch.setattr(local, "find_spec", lambda name: None)
+    monkeypatch.setattr(reading, "find_spec", lambda name: None)
     assert "pip install 'heedful[demo]'" in one_line(run("look"))
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'heedful[hf]'" in one_line(run("look", saved))
@@ -520,5 +520,5 @@ def test_loading_leaves_the_voice_of_transformers_as_it_was(saved):
     from transformers.utils import logging
 
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    local.load(saved)
+    reading.load(saved)
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

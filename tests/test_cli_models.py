@@ -12,7 +12,7 @@ import torch
 
 import heedful
 from heedful import CorruptModel, InvalidArgument
-from heedful.bridges import local
+from heedful.bridges import reading
 from heedful.lens.looking import look
 from test_cli import TEXT, hf, one_line, run, saved  # noqa: F401
 
@@ -36,12 +36,12 @@ def cache(monkeypatch, tmp_path, saved):  # noqa: F811
 
 
 def test_a_name_in_the_cache_is_a_model(cache):
-    assert local.cache_path() == cache
-    assert local.find_model("tiny") == cache / "models--tiny" / "snapshots" / "aaa"
+    assert reading.cache_path() == cache
+    assert reading.find_model("tiny") == cache / "models--tiny" / "snapshots" / "aaa"
     # The main branch, though another version came later.
-    folder = local.find_model("some/tiny-bert")
+    folder = reading.find_model("some/tiny-bert")
     assert folder == cache / "models--some--tiny-bert" / "snapshots" / "aaa"
-    assert local.title_of(folder) == "tiny-bert"
+    assert reading.title_of(folder) == "tiny-bert"
     result = look("some/tiny-bert", TEXT)
     assert result.model.title == "tiny-bert"
     assert "aaa" not in str(result).splitlines()[0]
@@ -51,17 +51,17 @@ def test_a_name_in_the_cache_is_a_model(cache):
 def test_a_folder_comes_before_the_cache(cache, monkeypatch, tmp_path, saved):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     shutil.copytree(saved, tmp_path / "tiny")
-    assert local.find_model("tiny").absolute() == tmp_path / "tiny"
+    assert reading.find_model("tiny").absolute() == tmp_path / "tiny"
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "elsewhere"))
     with pytest.raises(InvalidArgument, match="elsewhere"):
-        local.find_model("some/tiny-bert")
+        reading.find_model("some/tiny-bert")
 
 
 @pytest.mark.parametrize("name", ["models--tiny/..", "a/b/c", "no such", "nobody/nothing", "-x", "", "tiny/"])
 def test_what_is_no_model_says_what_is_and_how_to_get_one(cache, name, monkeypatch):
     monkeypatch.chdir(cache / "models--tiny" / "snapshots")
     with pytest.raises((InvalidArgument, CorruptModel)) as wrong:
-        local.find_model(name)
+        reading.find_model(name)
     if name:
         for word in ("folder", "cache", "demo", "hf download"):
             assert word in str(wrong.value)
@@ -70,7 +70,7 @@ def test_what_is_no_model_says_what_is_and_how_to_get_one(cache, name, monkeypat
 
 
 def test_models_and_their_tokenizers_as_objects(saved):  # noqa: F811
-    model, tokenizer = local.load(saved)
+    model, tokenizer = reading.load(saved)
     assert look(model, TEXT, tokenizer=tokenizer).attention == look(saved, TEXT).attention
     ours = heedful.explain(model, TEXT, tokenizer=tokenizer, max_size=1, baselines=False)
     theirs = heedful.explain(saved, TEXT, max_size=1, baselines=False)
@@ -86,7 +86,7 @@ def test_results_show_themselves_in_a_notebook(saved):  # noqa: F811
         # Nothing of the page stands outside its frame.
         assert shown.count("<") == 2
         assert 'sandbox="allow-scripts"' in shown
-    model, tokenizer = local.load(saved)
+    model, tokenizer = reading.load(saved)
     seen = heedful.lens.observe(model, TEXT, tokenizer=tokenizer)
     assert "<table>" in seen._repr_html_()
     assert "sat" in seen._repr_html_()

@@ -369,7 +369,7 @@ def test_folders_are_opened_with_their_heads(tmp_path):
 @with_demo
 def test_minilm_with_a_head_of_its_own():
     """Sheet 9.13 in small: the direction that tells good from bad, and what MiniLM's answer hangs on."""
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     model, tokenizer = load(demo_model_path())
     told = {

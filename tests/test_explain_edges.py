@@ -388,7 +388,7 @@ def test_decoders_leave_room_for_the_answer():
 
 @with_demo
 def test_a_hundred_and_twenty_eight_tokens_in_twenty_seconds():
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     model, tokenizer = load(demo_model_path())
     told = (

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from heedful import InvalidArgument, Unsupported, explain
-from heedful.bridges import answers
+from heedful.bridges import answers, reading
 from heedful.bridges.words import segments, words_of
 from heedful.lens.causes import CausalExplainer, TextModel
 
@@ -464,7 +464,7 @@ def test_windows_cover_a_long_text_once():
 
 def test_a_word_longer_than_a_window_is_cut():
     model = lively(hf.BertForSequenceClassification(hf.BertConfig(**SIZES, num_labels=2)))
-    parts = answers.parts_of(model, wordpiece(8), "un" + "s" * 40 + " cat", 0)
+    parts = reading.parts_of(model, wordpiece(8), "un" + "s" * 40 + " cat", 0)
     assert parts[-1][1] == 46
     assert all(end > start for start, end in parts)
 

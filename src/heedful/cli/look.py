@@ -37,7 +37,7 @@ def model_folder(model: str, command: str) -> Path:
     >>> model_folder("demo", "look").name
     'model'
     """
-    from heedful.bridges.local import DEMO, demo_model_path, find_model
+    from heedful.bridges.reading import DEMO, demo_model_path, find_model
 
     if model == DEMO:
         return demo_model_path()
@@ -54,7 +54,7 @@ def read_text(words: Sequence[str] | None, file: Path | None) -> str | None:
     >>> read_text(["two", "words"], None)
     'two words'
     """
-    from heedful.lens.looking import check_text
+    from heedful.bridges.reading import check_text
 
     if words and file is not None:
         raise InvalidArgument(f"give a text or --file {file}, not both")

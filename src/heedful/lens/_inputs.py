@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
+from heedful.bridges.reading import encode
 from heedful.lens._record import Tokens
 
 # Arguments that say which tokens are padding, by side; True where what they mark counts.
@@ -84,14 +85,8 @@ def _with_past(tokens: Tokens, valid: Tensor) -> Tokens:
 
 
 def _tokenized(model: nn.Module, texts: list[str], tokenizer: Any) -> dict[str, Any]:
-    if tokenizer is None:
-        raise InvalidArgument("a text needs a tokenizer to be read; observe(model, text, tokenizer=...)")
-    try:
-        encoded = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
-    except ValueError as error:
-        raise InvalidArgument(f"the tokenizer cannot read these texts: {' '.join(str(error).split())}") from error
-    device = next((x.device for x in model.parameters()), torch.device("cpu"))
-    named = {name: value.to(device) for name, value in encoded.items()}
+    named = encode(model, tokenizer, texts)
+    device = named["input_ids"].device
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         # A decoder must read something; its start says least.

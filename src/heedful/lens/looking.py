@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from heedful import __version__
 from heedful._checks import check_whole
-from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, Unsupported
 from heedful._files import write
 from heedful._progress import Progress, silent
 from heedful._text import quantity, short
+from heedful.bridges import answers, reading
 from heedful.bridges.words import token_text
+from heedful.lens.observation import observe
 from heedful.lens.sections import RESEARCH, Subject, sections
 from heedful.report import Finding, Items, Link, Mark, Prose, Section, Table, Text
 from heedful.report.blocks import WIDE
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from heedful._plot import Axes
     from heedful.lens.attention import AttentionSummary
 
-__all__ = ["LookResult", "ModelFacts", "check_text", "look"]
+__all__ = ["LookResult", "ModelFacts", "look"]
 
 SENTENCE = "The animal did not cross the street because it was too tired."
 
@@ -232,101 +234,93 @@ def look(
     """
     say = progress or silent
     text = SENTENCE if text is None else text
-    check_text(text)
+    reading.check_text(text)
     check_whole(max_tokens=max_tokens, optional=True)
     say(0, 1, "loading")
-    loaded, tokenizer, folder, title = _opened(model, tokenizer)
-    inputs, left_out = _read(loaded, tokenizer, text, max_tokens)
+    opened = _open(model, tokenizer)
+    inputs, left_out = _read(opened, text, max_tokens)
     say(0, 1, "reading")
-    reader = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
-    observation = _observed(reader, inputs, tokenizer)
+    observation = _observe(opened.reader, inputs, opened.tokenizer)
+    base = opened.base
     facts = ModelFacts(
-        folder=str(folder or ""),
-        title=title,
-        name=type(loaded).__name__,
+        folder=str(opened.folder or ""),
+        title=opened.title,
+        name=type(base).__name__,
         layers=len(observation),
         heads=max(record.heads for record in observation),
-        parameters=sum(parameter.numel() for parameter in loaded.parameters()),
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        attention=str(loaded.config._attn_implementation),
+        parameters=sum(parameter.numel() for parameter in base.parameters()),
+        dtype=str(base.dtype).removeprefix("torch."),
+        attention=str(base.config._attn_implementation),
     )
-    subject = Subject(reader, tokenizer, folder, text, observation, say, inputs)
+    subject = Subject(
+        opened.reader, opened.tokenizer, opened.folder, text, observation, say, inputs, headed=opened.headed
+    )
     results = dict(sections(subject, lambda name: say(0, 1, name)))
-    tokens = tuple(token_text(tokenizer, token) for token in observation.tokens[0])
+    tokens = tuple(token_text(opened.tokenizer, token) for token in observation.tokens[0])
     return LookResult(facts, text, tokens, tuple(observation.special[0].tolist()), left_out, results)
 
 
-def check_text(text: Any) -> None:
-    """Whether a model can be given this to read; an error says why not.
+@dataclass(frozen=True)
+class _Opened:
+    """A model that was opened once: its base, with its head, and what to call it."""
 
-    >>> check_text("Water is wet.")
-    """
-    if not isinstance(text, str):
-        raise InvalidArgument(f"the text must be a string; got {type(text).__name__}")
-    if not text.strip():
-        raise InvalidArgument("the text is empty; give a sentence for the model to read")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument("the text is not valid Unicode; give it in UTF-8") from None
+    base: Any
+    headed: Any  # a sentence where its head cannot be used
+    tokenizer: Any
+    folder: Path | None
+    title: str
+
+    @property
+    def reader(self) -> Any:
+        """What reads the text."""
+        return self.base.get_encoder() if self.base.config.is_encoder_decoder else self.base
 
 
-def _opened(model: Any, tokenizer: Any) -> tuple[Any, Any, Path | None, str]:
-    """The model, its tokenizer, its folder and what to call it."""
-    from heedful.bridges import local
-
+def _open(model: Any, tokenizer: Any) -> _Opened:
     if model is None or isinstance(model, str | Path):
-        folder = local.demo_model_path() if model is None else local.find_model(model)
-        loaded, own = local.load(folder)
-        return loaded, tokenizer or own, folder, local.title_of(folder)
+        folder = reading.demo_model_path() if model is None else reading.find_model(model)
+        try:
+            headed, own = answers.open_model(folder)
+            base = headed.base_model
+        # A report needs no head; what explains answers says why it has none.
+        except (CorruptModel, Unsupported) as error:
+            base, own = reading.load(folder)
+            headed = " ".join(str(error).split())
+        return _Opened(base, headed, tokenizer or own, folder, reading.title_of(folder))
     if tokenizer is None or not hasattr(model, "main_input_name"):
         raise InvalidArgument(
             "model must be a Hugging Face folder, the name of a model in the local cache, or a transformers model with tokenizer=...; got "
             f"{type(model).__name__}"
         )
     name = Path(str(getattr(model.config, "_name_or_path", "") or type(model).__name__)).name
-    return model, tokenizer, None, name
+    return _Opened(model, model, tokenizer, None, name)
 
 
-def _read(model: Any, tokenizer: Any, text: str, max_tokens: int | None) -> tuple[dict[str, Any], int]:
+def _read(opened: _Opened, text: str, max_tokens: int | None) -> tuple[dict[str, Any], int]:
     """What the model is called with, and how many tokens were left out."""
-    from heedful.bridges.answers import limit_of
-
+    model, tokenizer = opened.base, opened.tokenizer
     if model.main_input_name != "input_ids":
         raise Unsupported(f"{type(model).__name__} reads {model.main_input_name}; give a model that reads text")
-    encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
-    count, limit = encoded["input_ids"].shape[1], limit_of(model, tokenizer)
-    wanted = count if max_tokens is None else min(count, max_tokens)
-    if wanted > limit:
+    encoded = reading.encode(model, tokenizer, text, return_special_tokens_mask=True)
+    count, limit = encoded["input_ids"].shape[1], reading.limit_of(model, tokenizer)
+    most = count if max_tokens is None else min(count, max_tokens)
+    if most > limit:
         raise InvalidArgument(
             f"the text has {count} tokens, but the model's limit is {limit}; give a shorter text, or read its beginning "
             f"with max_tokens={limit}"
         )
-    if wanted < count:
-        encoded = _beginning(tokenizer, text, wanted)
+    if most < count:
+        encoded = reading.encode(model, tokenizer, text, most=most, return_special_tokens_mask=True)
     # Asked for less than its special tokens take, a tokenizer may cut nothing at all.
-    if encoded.pop("special_tokens_mask")[0].bool().all() or encoded["input_ids"].shape[1] > wanted:
+    if encoded.pop("special_tokens_mask")[0].bool().all() or encoded["input_ids"].shape[1] > most:
         why = f"finds no tokens in {text!r:.60}; give other words"
-        if wanted < count:
+        if most < count:
             why = f"needs more than max_tokens={max_tokens} for its special tokens alone; allow more"
         raise InvalidArgument(f"the tokenizer of {type(model).__name__} {why}")
-    return {name: value.to(model.device) for name, value in encoded.items()}, count - encoded["input_ids"].shape[1]
+    return encoded, count - encoded["input_ids"].shape[1]
 
 
-def _beginning(tokenizer: Any, text: str, count: int) -> Any:
-    """The first tokens, also where the tokenizer is set to keep the last ones."""
-    side = getattr(tokenizer, "truncation_side", "right")
-    options = {"truncation": True, "max_length": count, "return_tensors": "pt", "verbose": False}
-    try:
-        tokenizer.truncation_side = "right"
-        return tokenizer(text, return_special_tokens_mask=True, **options)
-    finally:
-        tokenizer.truncation_side = side
-
-
-def _observed(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
-    from heedful.lens.observation import observe
-
+def _observe(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
     try:
         return observe(model, inputs, tokenizer=tokenizer)
     except HeedfulError:

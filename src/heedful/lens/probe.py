@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heedful._errors import HeedfulError
 from heedful._progress import Progress, silent
-from heedful.bridges import answers
+from heedful.bridges.reading import Reading, limit_of, read_text
 from heedful.bridges.words import segments
 from heedful.lens._english import ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION
 from heedful.lens.observation import Observation, observe
@@ -57,7 +57,7 @@ def probe(model: Any, tokenizer: Any, progress: Progress = silent) -> Probed:
     English sentences show where heads attend by place, along links between words (article and noun, verb and object, pronoun and noun), and
     within a class of words; random tokens show duplicates and, in decoders, induction: at the second `x` of `x y ... x`, attending to `y` (Olsson et al. 2022).
 
-    >>> from heedful.bridges.local import demo_model_path, load
+    >>> from heedful.bridges.reading import demo_model_path, load
     >>> found = probe(*load(demo_model_path()))
     >>> [role.name for role in found.layers[2][8] if role.passed]
     ['article to noun', 'next token']
@@ -70,7 +70,7 @@ def probe(model: Any, tokenizer: Any, progress: Progress = silent) -> Probed:
         known = []
     for done, (text, *links) in enumerate(known):
         progress(done, len(known) + 1, "attention")
-        reading = answers.read_text(model, tokenizer, text)
+        reading = read_text(model, tokenizer, text)
         inputs = {name: value.to(model.device) for name, value in tokenizer(text, return_tensors="pt").items()}
         _tally(tallies, _seen(model, inputs), _word_tests(reading, links), reading.special, positions=True)
     ids, earlier = _repeated(model, tokenizer)
@@ -85,7 +85,7 @@ def probe(model: Any, tokenizer: Any, progress: Progress = silent) -> Probed:
 def _known(model: Any, tokenizer: Any, text: str) -> bool:
     """Whether the model can read a sentence, each of its words known."""
     try:
-        reading = answers.read_text(model, tokenizer, text)
+        reading = read_text(model, tokenizer, text)
     except HeedfulError:
         return False
     words = len(segments(text))
@@ -123,7 +123,7 @@ def _tally(
             tallies[key] = tallies[key] + one if key in tallies else one
 
 
-def _word_tests(reading: answers.Reading, links: Sequence[str]) -> dict[str, Tensor]:
+def _word_tests(reading: Reading, links: Sequence[str]) -> dict[str, Tensor]:
     """The keys that each test wants of a sentence."""
     text, n = reading.text, len(reading.ids)
     spans = [text[slice(*span)] if span else "" for span in reading.spans]
@@ -140,7 +140,7 @@ def _word_tests(reading: answers.Reading, links: Sequence[str]) -> dict[str, Ten
     return tests
 
 
-def _within(reading: answers.Reading, start: int, end: int) -> list[int]:
+def _within(reading: Reading, start: int, end: int) -> list[int]:
     return [at for at, span in enumerate(reading.spans) if span and start < span[1] and span[0] < end]
 
 
@@ -148,7 +148,7 @@ def _repeated(model: Any, tokenizer: Any) -> tuple[Tensor, list[int]]:
     """Random tokens twice, and for each of the second half its place in the first; none where there are too few to choose from."""
     size = min(len(tokenizer), model.get_input_embeddings().weight.shape[0])
     ordinary = torch.tensor(sorted(set(range(size)) - set(tokenizer.all_special_ids)))
-    limit = answers.limit_of(model, tokenizer)
+    limit = limit_of(model, tokenizer)
     earlier = _order(min(CHUNKS, len(ordinary) // CHUNK, limit // (2 * CHUNK)))
     chosen = ordinary[torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))[: len(earlier)]]
     return torch.cat((chosen, chosen[earlier])) if earlier else chosen, earlier

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from heedful._errors import HeedfulError, Unsupported
-from heedful.bridges import answers
+from heedful.bridges.reading import Reading, read_text
 from heedful.bridges.words import segments
 from heedful.lens._english import FUNCTION, PERSONAL
 from heedful.lens.looking import SENTENCE
@@ -155,7 +155,7 @@ class Reference:
         )
 
 
-def references(observation: Observation, reading: answers.Reading, known: str | None = None) -> tuple[Reference, ...]:
+def references(observation: Observation, reading: Reading, known: str | None = None) -> tuple[Reference, ...]:
     """The pronouns of a text that have a content word before them, in the order of the text.
 
     Args:
@@ -195,7 +195,7 @@ def _layers(observation: Observation) -> list[Any]:
     return [one for one in observation if one.kind == "self" and one.queries_len == one.keys_len == n]
 
 
-def _words(reading: answers.Reading, n: int) -> list[tuple[str, list[int]]]:
+def _words(reading: Reading, n: int) -> list[tuple[str, list[int]]]:
     """The words of a text with the places of their tokens, as far as the model read it."""
     found = []
     for start, end in segments(reading.text):
@@ -247,7 +247,7 @@ def _reference(
     return Reference(pronoun, query, word, tuple(keys), tuple(ranked), len(keys) / visible, named)
 
 
-def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, answers.Reading]], change: tuple[str, str]) -> Reference:  # fmt: skip
+def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, Reading]], change: tuple[str, str]) -> Reference:  # fmt: skip
     """The reference with what becomes of it in a second run, on a text in which one word is replaced."""
     sides = []
     for observation, reading in runs:
@@ -268,7 +268,7 @@ def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, 
 def section(subject: Subject) -> Section:
     """Which earlier word each pronoun attends to; for the default sentence, also what happens when one word of it is replaced."""
     try:
-        reading = answers.read_text(subject.model, subject.tokenizer, subject.text)
+        reading = read_text(subject.model, subject.tokenizer, subject.text)
     except HeedfulError as error:
         raise Unsupported(str(error)) from None
     known = KNOWN.get(subject.text)
@@ -306,7 +306,7 @@ def _unchanged(subject: Subject) -> str:
     return f'With "{new}" in place of "{old}" nothing changes at the pronoun: this model reads from left to right, and "{old}" comes later.'
 
 
-def _compared(one: Reference, subject: Subject, reading: answers.Reading) -> Reference:
+def _compared(one: Reference, subject: Subject, reading: Reading) -> Reference:
     """The reference with its change, for the sentences that have one."""
     if subject.text not in KNOWN or one.word != KNOWN[subject.text][0] or _unchanged(subject):
         return one
@@ -316,7 +316,7 @@ def _compared(one: Reference, subject: Subject, reading: answers.Reading) -> Ref
         name: value.to(subject.model.device) for name, value in subject.tokenizer(text, return_tensors="pt").items()
     }
     observation = observe(subject.model, inputs, keep=("weights",), tokenizer=subject.tokenizer)
-    changed = answers.read_text(subject.model, subject.tokenizer, text)
+    changed = read_text(subject.model, subject.tokenizer, text)
     return compare(one, word, [(subject.observation, reading), (observation, changed)], (old, new))
 
 

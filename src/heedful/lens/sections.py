@@ -39,7 +39,8 @@ class Subject:
         text: as it was given; `inputs` may hold its beginning alone.
         observation: what attention did.
         progress: may be called by a lens that works for longer than a second.
-        inputs: what the model was called with.
+        inputs: what the model was called with: tokens, pictures, series.
+        headed: the model with the head that answers; a sentence where that cannot be used, None where `model` is all there is.
     """
 
     model: Any
@@ -49,6 +50,7 @@ class Subject:
     observation: Observation
     progress: Progress = silent
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    headed: Any = field(default=None, repr=False)
 
     def beginning(self, tokens: int) -> dict[str, Any]:
         """What the model was called with, cut to its first tokens; empty where it read no tokens."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
+from heedful._errors import InvalidArgument, Unsupported
 from heedful._text import printable, quantity
+from heedful.bridges import answers, reading
 from heedful.lens.causes.telling import (
     ENDING,
     PUNCTUATION,
@@ -33,8 +34,6 @@ __all__ = ["blocks", "html_of", "section"]
 
 # Tokens of a long text that are explained, and inputs that the model is asked about: some seconds on two cores.
 TOKENS, CALLS = 64, 300
-# Parameters of a model that is opened a second time for its head.
-PARAMETERS = 500_000_000
 SETTLED = {"mask": "a mask", "drop": "nothing: the model no longer reads it", "pad": "padding"}
 CAVEAT = (
     "Measured on this text alone, by one way of removing words; another way, or another text, may give other words."
@@ -72,40 +71,21 @@ def section(subject: Subject) -> Section:
 
 def _asked(subject: Subject) -> tuple[Any, str]:
     """The model to ask, and as what."""
-    from heedful.bridges import answers
-
-    mask = getattr(subject.tokenizer, "mask_token", None)
-
-    def kind_of(model: Any) -> str:
-        kind = answers.kind_of(model)
-        return "embedding" if kind == "mlm" and (not mask or subject.text.count(mask) != 1) else kind
-
-    model, config = subject.model, getattr(subject.model, "config", None)
-    named = str(next(iter(getattr(config, "architectures", None) or ()), ""))
-    # `look` opens a folder without its head.
-    bare = subject.folder is not None and not type(model).__name__.endswith(tuple(answers.KINDS))
-    bare = bare and not getattr(config, "is_encoder_decoder", False)
-    if bare and subject.folder and named and answers.kind_named(named) is not None:
-        size = sum(parameter.numel() for parameter in model.parameters())
-        if size > PARAMETERS:
-            raise Unsupported(
-                f"{size:,} parameters are too many to be read twice here; heedful explain reads this model with its head"
-            )
-        try:
-            model = answers.open_model(subject.folder)[0].to(model.device)
-        except (CorruptModel, MissingExtra) as error:
-            raise Unsupported(str(error)) from None
-    return model, kind_of(model)
+    if isinstance(subject.headed, str):
+        raise Unsupported(subject.headed)
+    model = subject.model if subject.headed is None else subject.headed
+    kind, mask = answers.kind_of(model), getattr(subject.tokenizer, "mask_token", None)
+    # Without a mask in the text a masked model has nothing to say of it.
+    unasked = kind == "mlm" and (not mask or subject.text.count(mask) != 1)
+    return (subject.model, "embedding") if unasked else (model, kind)
 
 
 def _beginning(subject: Subject, notes: list[str]) -> str:
     """The text, or as much of it as is explained."""
-    from heedful.bridges import answers
-
     ids = subject.inputs.get("input_ids")
     if ids is None:
         return subject.text
-    text = answers.beginning(subject.tokenizer, subject.text, min(int(ids.shape[1]), TOKENS))
+    text = reading.beginning(subject.tokenizer, subject.text, min(int(ids.shape[1]), TOKENS))
     if ids.shape[1] > TOKENS:
         notes.append(f"Of this text the first {TOKENS} tokens were read here.")
     return text

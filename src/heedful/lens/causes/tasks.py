@@ -9,7 +9,7 @@ from torch import nn
 
 from heedful._errors import InvalidArgument
 from heedful.bridges import answers
-from heedful.bridges.local import demo_model_path
+from heedful.bridges.reading import demo_model_path
 from heedful.lens.causes.items import Recommender
 from heedful.lens.causes.questions import Seen, Task
 from heedful.lens.causes.texts import TextModel

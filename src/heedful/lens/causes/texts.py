@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._text import printable
 from heedful.bridges import answers
+from heedful.bridges.reading import Reading, part_of, parts_of, read_text
 from heedful.bridges.words import sign_end
 from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
 from heedful.lens.causes.telling import PUNCTUATION
@@ -33,7 +34,7 @@ class _Text(Ids):
     def __init__(self, asked_of: TextModel, text: str, replace: str, merge: str, part: str = "") -> None:
         model, tokenizer, self.kind = asked_of.model, asked_of.tokenizer, asked_of.kind
         self._of, self._tokenizer, self.text, self.part = asked_of, tokenizer, text, part
-        reading = answers.read_text(model, tokenizer, text, extra=asked_of.extra)
+        reading = read_text(model, tokenizer, text, extra=asked_of.extra)
         self._tokens = reading.tokens
         self.replace = _way(tokenizer, replace)
         # A decoder reads the text without the word; hidden from attention alone, the first and the last would still be read.
@@ -77,7 +78,7 @@ class _Text(Ids):
         ids = [one for place, one in enumerate(self.ids) if place not in away] or [self._nothing]
         return ids, [1] * len(ids)
 
-    def _named(self, reading: answers.Reading, places: Sequence[int]) -> str:
+    def _named(self, reading: Reading, places: Sequence[int]) -> str:
         """What the user wrote at these places, on one line."""
         span = _span(reading, places)
         own = "" if span is None else reading.text[slice(*span)].strip()
@@ -89,7 +90,7 @@ class _Text(Ids):
         # Tokenizers without a decoder leave the marks of spaces in.
         return printable(text.strip().lstrip("\u0120\u2581") or text.strip() or text or "".join(tokens))
 
-    def _answer_place(self, reading: answers.Reading) -> int:
+    def _answer_place(self, reading: Reading) -> int:
         if self.kind != "mlm":
             return len(reading.ids) - 1
         mark = self._tokenizer.mask_token_id
@@ -101,7 +102,7 @@ class _Text(Ids):
             )
         return places[0]
 
-    def _target(self, reading: answers.Reading) -> tuple[int, ...]:
+    def _target(self, reading: Reading) -> tuple[int, ...]:
         last = len(reading.ids) - 1
         if self.kind == "mlm":
             return (self._at,)
@@ -203,7 +204,7 @@ class TextModel:
             that of the whole text falls below this. At 0.7 two texts are commonly taken to say the same.
 
     >>> import torch
-    >>> from heedful.bridges.local import demo_model_path, load
+    >>> from heedful.bridges.reading import demo_model_path, load
     >>> model, tokenizer = load(demo_model_path())
     >>> question = TextModel(model, tokenizer, head=torch.nn.Linear(384, 2), labels=("bad", "good")).ask("A fine film.")
     >>> question.names, question.scores([(), (1,)]).shape
@@ -255,7 +256,7 @@ class TextModel:
         """The question that a text is, or with `truncate` as much of it as the model can read."""
         if not truncate:
             return _Text(self, text, replace, merge)
-        start, end = answers.part_of(self.model, self.tokenizer, text, self.extra, CUT.get(self.kind, "start"))
+        start, end = part_of(self.model, self.tokenizer, text, self.extra, CUT.get(self.kind, "start"))
         return _Text(self, text[start:end], replace, merge, _part(start, end, text))
 
     def windows(self, text: str, replace: str = "auto", merge: str = "words") -> list[Task]:
@@ -265,7 +266,7 @@ class TextModel:
                 f"windows are for classifiers and encoders; a model that gives {self.kind} answers at one place of the text: "
                 f"truncate it instead, which keeps {'the end' if CUT[self.kind] == 'end' else 'the part around that place'}"
             )
-        parts = answers.parts_of(self.model, self.tokenizer, text, self.extra)
+        parts = parts_of(self.model, self.tokenizer, text, self.extra)
         return [
             _Text(
                 self,
@@ -294,7 +295,7 @@ def _way(tokenizer: Any, replace: str) -> str:
     return replace
 
 
-def _groups(reading: answers.Reading, merge: str) -> list[tuple[int, ...]]:
+def _groups(reading: Reading, merge: str) -> list[tuple[int, ...]]:
     """The places of each word, or token, of the text, in order; no special ones."""
     groups: dict[Any, list[int]] = {}
     for place, (word, special) in enumerate(zip(reading.words, reading.special, strict=True)):
@@ -303,13 +304,13 @@ def _groups(reading: answers.Reading, merge: str) -> list[tuple[int, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def _is_blank(reading: answers.Reading, places: Sequence[int]) -> bool:
+def _is_blank(reading: Reading, places: Sequence[int]) -> bool:
     """Whether these tokens are space and nothing else."""
     spans = [span for place in places if (span := reading.spans[place])]
     return bool(spans) and not any(reading.text[slice(*span)].strip() for span in spans)
 
 
-def _span(reading: answers.Reading, places: Sequence[int]) -> tuple[int, int] | None:
+def _span(reading: Reading, places: Sequence[int]) -> tuple[int, int] | None:
     """The characters of the text that these tokens are of, without the space around them."""
     spans = [span for place in places if (span := reading.spans[place])]
     if not spans:
