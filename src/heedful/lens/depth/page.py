@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful._errors import HeedfulError, Unsupported
 from heedful._text import quantity
-from heedful.lens.depth.auditor import Audit, audit, depth_told
+from heedful.lens.depth.auditor import Audit, audit, depth_words
 from heedful.lens.depth.skipping import Usefulness, skip_layers
 
 if TYPE_CHECKING:
@@ -65,18 +65,18 @@ def section(subject: Subject) -> Section:
         [
             *wrap(f"{_layers(found)} of width {found.shape.width}: {found.place[0]}", 98, subsequent_indent="  "),
             *wrap(found.place[1], 98, subsequent_indent="  "),
-            f"by {found.law.name} it is {found.verdict}: {depth_told(found.depth_star, found.sigma)} for this width",
+            f"by {found.law.name} it is {found.verdict}: {depth_words(found.depth_star, found.sigma)} for this width",
             *(part for why in reasons for part in wrap(f"extrapolated: {why}", 98, subsequent_indent="  ")),
             *([f"99 % of the embedding's energy lies in {rank} of {found.shape.width} dimensions"] if rank else []),
             *([_told(use)] if use else []),
         ]
     )
-    notes = "".join(f"<li>{escape(text.split(': ', 1)[1])}</li>" for text in found.shape.told(found.law, found.flags))
+    notes = "".join(f"<li>{escape(text.split(': ', 1)[1])}</li>" for text in found.shape.words(found.law, found.flags))
     notes += "".join(f"<li>{escape(note)}</li>" for note in found.notes)
     html = (
         "".join(f"<p>{escape(_sentence(text))}</p>" for text in found.place)
         + f"<p><strong>{escape(found.verdict.capitalize())}</strong> by one of these laws: that of Levine et al. (2020) gives "
-        f"{depth_told(found.depth_star, found.sigma)} for width {found.shape.width}; this "
+        f"{depth_words(found.depth_star, found.sigma)} for width {found.shape.width}; this "
         f"{found.shape.part or 'model'} has {found.shape.layers}. Within two standard errors there is no verdict, and near the optimum the loss hardly changes.</p>"
         f"<figure>{svg(found)}</figure>{html_table(['quantity', 'value'], facts)}"
         + (f"<p>{escape(_told(use))}.</p>" if use else "")
@@ -137,7 +137,7 @@ def _facts(found: Audit, rank: int | None) -> list[list[object]]:
     ]
     if rank:
         rows.append(["dimensions with 99 % of the embedding's energy", f"{rank} of {shape.width}"])
-    rows += [[f"depth for this width by {name}", depth_told(depth)] for name, depth in found.rivals.items()]
+    rows += [[f"depth for this width by {name}", depth_words(depth)] for name, depth in found.rivals.items()]
     peers = ", ".join(f"{name} ({layers} x {width})" for name, (layers, width) in found.peers.items())
     return [*rows, ["public models of its size", peers]] if peers else rows
 
