@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._plot import axes
-from heedful.lens.causes.draw import COLOURS, FILLS, KEY, Arc, fitting, look, wide
 from heedful.discovery.paths import ARROW, CIRCLE
+from heedful.lens.causes.draw import COLOURS, FILLS, KEY, Arc, fitting, look, wide
 
 if TYPE_CHECKING:
     from collections.abc import Collection

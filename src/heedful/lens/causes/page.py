@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 from heedful._text import quantity
 from heedful.lens.causes import draw
+from heedful.lens.causes.questions import PUNCTUATION
 from heedful.lens.causes.telling import (
     ENDING,
-    PUNCTUATION,
     after,
     by_reason,
     change,
@@ -19,15 +19,13 @@ from heedful.lens.causes.telling import (
     headline,
     methods,
     shown,
-    told,
 )
 from heedful.lens.sections import Finding, Section, html_table, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from heedful.lens.causes.explanation import Explanation
-    from heedful.lens.causes.result import Removal
+    from heedful.lens.causes.result import Explanation, Removal
     from heedful.lens.sections import Subject
 
 __all__ = ["fragment", "html_of", "section"]
@@ -60,14 +58,14 @@ def section(subject: Subject) -> Section:
     text = _beginning(subject, notes)
     explainer = CausalExplainer(model, subject.tokenizer, task=kind, max_calls=CALLS)
     try:
-        found = explainer.explain(text, progress=lambda what, done, total: subject.progress(done, total))
+        found = explainer.explain(text, progress=lambda done, total, what: subject.progress(done, total))
     except InvalidArgument as error:
         raise Unsupported(str(error)) from None
     data = found.to_dict()
     # Every test of a long text would be most of the JSON; `explain` gives them.
     data["pag"] = {name: value for name, value in data["pag"].items() if name not in ("tests", "sepsets")}
     html = fragment(found) + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    summary = "\n".join([told(found), *notes])
+    summary = "\n".join([str(found), *notes])
     finding = Finding(headline(found), CAVEAT, "causes")
     return Section(
         "Causes",
