@@ -14,10 +14,10 @@ import heedful
 from heedful import explain
 from heedful.discovery.graph import PAG
 from heedful.lens import observe
+from heedful.lens.causes import Recommender, Task, TextModel
 from heedful.lens.causes.baselines import BASELINES, compare
 from heedful.lens.causes.explanation import CausalExplainer
 from heedful.lens.causes.searching import Replies, exhaustive, pruned, search
-from heedful.lens.causes import Recommender, Task, TextModel
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 from answering import TEXT, VOCABULARY, classifier, gpt2, llama, masked, recommender, wordpiece  # noqa: E402
