@@ -406,7 +406,7 @@ def test_kernels_add_up():
         (lambda x: attend.step(*[x[..., :0, :]] * 3, kernel=FeatureMap("elu")), "at least one"),
         (lambda x: attend.step(x, x, x, (1, 2, 3), kernel=FeatureMap("elu")), "the state's memory must have shape"),
         (lambda x: Gaussian(2.0, normalize="no"), "normalize must be True or False"),
-        (lambda x: FeatureMap("random", seed="a"), "seed an integer"),
+        (lambda x: FeatureMap("random", seed="a"), "seed must be a whole number"),
         (lambda x: Gaussian(torch.tensor([torch.inf])), "bandwidth must be a positive number"),
         (lambda x: Kernel.from_dict({"type": "Gaussian", "bandwidth": {"tensor": [1.0], "dtype": "zzz"}}), "'zzz'"),
     ],

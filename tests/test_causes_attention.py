@@ -234,7 +234,7 @@ def test_arguments_that_do_not_fit_are_refused():
         with pytest.raises(InvalidArgument, match=message):
             call()
     for alpha in (0, 1, 0.0, 1.0, -1, float("nan"), True):
-        with pytest.raises(InvalidArgument, match="strictly between 0 and 1"):
+        with pytest.raises(InvalidArgument, match="alpha must be a number above 0 and below 1"):
             AttentionCausalGraph(n_samples=9, alpha=alpha).fit(A)
 
 

@@ -20,6 +20,7 @@ from browser import BROWSER, DRIVER, browser
 from heedful._errors import Unsupported
 from heedful.lens.causes import explain
 from heedful.lens.causes import section as page
+from heedful.lens.causes.telling import lines
 from heedful.lens.sections import LENSES, Subject, sections
 from heedful.report import Mark, Section, plain_text
 from heedful.report.page import fragment
@@ -215,12 +216,12 @@ def test_a_page_of_its_own(short, classified):
 def test_a_set_that_was_not_found_is_no_set(short):
     kept = tuple(one._replace(alone=one.alone._replace(flipped=False)) for one in short.scores)
     failed = dataclasses.replace(short, found=False, flipped_to=None, sets=(), scores=kept)
-    assert "No set of at most 5 words that was tried changes the embedding" in page.told(failed).replace("\n", " ")
+    assert "No set of at most 5 words that was tried changes the embedding" in str(failed).replace("\n", " ")
     assert "No set of at most 5 words that was tried changes the embedding" in html_of(failed)
-    assert re.search(r"causal \(this\)\s+none\s+none", page.told(failed))
+    assert re.search(r"causal \(this\)\s+none\s+none", str(failed))
     odds = short.effect._replace(probability_before=0.8, probability_after=0.2)
     said = dataclasses.replace(failed, task="classification", answer="good", effect=odds)
-    told = page.told(said).replace("\n", " ")
+    told = str(said).replace("\n", " ")
     assert (
         "The model answers 'good' (probability 0.800). No set of at most 5 words that was tried changes the answer."
         in told
@@ -229,7 +230,7 @@ def test_a_set_that_was_not_found_is_no_set(short):
     flipped = dataclasses.replace(
         short, task="classification", answer="good", flipped_to="bad", sets=(one,), effect=odds
     )
-    told = page.told(flipped).replace("\n", " ")
+    told = str(flipped).replace("\n", " ")
     assert (
         "Masking animal alone changes the answer: the model answers 'bad', and the probability of 'good' is then 0.200"
         in told
@@ -237,7 +238,7 @@ def test_a_set_that_was_not_found_is_no_set(short):
     assert "<title>Why the model answers &#39;good&#39;</title>" in flipped.to_html()
     second = dataclasses.replace(flipped, rank=2)
     assert "<title>Why &#39;good&#39; is answer number 2</title>" in second.to_html()
-    for told in (page.told(second), re.sub("<[^>]+>", "", unescape(html_of(second)))):
+    for told in (str(second), re.sub("<[^>]+>", "", unescape(html_of(second)))):
         assert re.search(r"is the model.s answer number 2 \(probability 0.800\)", told.replace("\n", " "))
         assert "lose that rank" in told.replace("\n", " ")
         assert "the model answers" not in told
@@ -245,7 +246,7 @@ def test_a_set_that_was_not_found_is_no_set(short):
 
 @with_demo
 def test_narrow_terminals(short):
-    assert max(map(len, page.told(short, 60).splitlines())) <= 60
+    assert max(map(len, "\n".join(lines(short, 60)).splitlines())) <= 60
 
 
 @pytest.fixture(scope="module")

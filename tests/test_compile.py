@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the fused kernels need triton, which exist
 from heedful import FeatureMap, Gaussian, Polynomial, ReluSquared, Sigmoid, Softmax, _attend, attend, masks
 from heedful.nn import Attention, Encoder, PrimalAttention
 from heedful.ops import fused, linear, primal
-from heedful.ops.fused import chunk_ops, primal_ops
+from heedful.ops.fused import _device, primal_ops
 from heedful.ops.fused._device import Chip
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU; see test_gpu.py")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines 
 def device(monkeypatch):
     """As if a device were there: what its driver says of it."""
     torch.compiler.reset()
-    for room in (fused, chunk_ops, primal_ops):
+    for room in (_device, primal_ops):
         monkeypatch.setattr(room, "chip", lambda device: Chip(9, 132, 233472))
 
 
@@ -61,8 +61,6 @@ def test_dispatch_on_a_device_is_traced(device, kernel, operator, dynamic):
 def test_facts_about_a_chip_are_constants_of_a_graph(monkeypatch):
     """Dynamo folds `torch.cuda.get_device_properties`: nothing else may be asked of the driver while it traces."""
     from torch._dynamo.variables.torch import constant_fold_functions
-
-    from heedful.ops.fused import _device
 
     assert torch.cuda.get_device_properties in constant_fold_functions
     facts = SimpleNamespace(major=9, multi_processor_count=132, shared_memory_per_multiprocessor=233472)

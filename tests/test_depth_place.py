@@ -45,7 +45,7 @@ def test_a_law_without_an_error_counts_in_shares_of_the_depth():
 
 @pytest.mark.parametrize("kind", list(configs.KINDS))
 def test_transformers_accepts_what_is_written(kind):
-    gated = configs.FAMILIES[kind].gated
+    gated = configs.is_gated(kind)
     for budget in BUDGETS[:5]:
         for multiple in (1, 8, 24, 64):
             best = depth.plan(budget, gated=gated, multiple_of=multiple)

@@ -158,8 +158,12 @@ def test_floating_point_finds_small_ranks():
     [
         (lambda: separation_rank(2, 4, 3), InvalidArgument, "3 heads do not divide width 4"),
         (lambda: separation_rank(2, 4, n_tokens=3), InvalidArgument, "must be even"),
-        (lambda: separation_rank(2, 4, embedding_rank=5), InvalidArgument, "between 1 and the width 4"),
-        (lambda: separation_rank(0, 4), InvalidArgument, "depth must be a positive integer"),
+        (
+            lambda: separation_rank(2, 4, embedding_rank=5),
+            InvalidArgument,
+            "embedding_rank must be a whole number from 1 to 4",
+        ),
+        (lambda: separation_rank(0, 4), InvalidArgument, "depth must be a whole number from 1 on"),
         (lambda: separation_rank(2, 4, method="guess"), InvalidArgument, "'guess'"),
         (lambda: separation_rank(4, 4), Unsupported, "need a grid"),
         (lambda: separation_rank(2, 4, embedding_rank=2, method="float"), Unsupported, "use method='exact'"),

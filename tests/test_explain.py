@@ -14,10 +14,10 @@ import heedful
 from heedful import explain
 from heedful.discovery.graph import PAG
 from heedful.lens import observe
+from heedful.lens.causes import Recommender, Task, TextModel
 from heedful.lens.causes.baselines import BASELINES, compare
 from heedful.lens.causes.explanation import CausalExplainer
 from heedful.lens.causes.searching import Replies, exhaustive, pruned, search
-from heedful.lens.causes.tasks import Recommender, Task, TextModel
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 from answering import TEXT, VOCABULARY, classifier, gpt2, llama, masked, recommender, wordpiece  # noqa: E402
@@ -350,7 +350,7 @@ def test_result_speaks():
 
 def test_progress_is_told():
     heard = []
-    explain(task_of("classification"), progress=lambda what, done, total: heard.append(what))
+    explain(task_of("classification"), progress=lambda done, total, what: heard.append(what))
     assert [*dict.fromkeys(heard)] == ["reading", "learning", "searching", "comparing"]
 
 

@@ -264,13 +264,13 @@ def test_explain_in_json(tmp_path):
     [
         (("nowhere", "A text."), "there is no folder 'nowhere'"),
         (("demo", "A text.", "--alpha", "0"), "alpha"),
-        (("demo", "A text.", "--heads", "x"), "--heads must be all, or numbers"),
+        (("demo", "A text.", "--heads", "x"), "--heads must be 'all', a number or several"),
         (("demo", "A text.", "--heads", "99"), "99"),
         (("demo", "A text.", "--samples", "many"), "--samples must be"),
         (("demo", "A text.", "--layer", "77"), "got --layer 77"),
         (
             ("demo", "A text.", "--samples", "-1"),
-            "--samples must be hidden-size, head-dim or a number from 4 on; got '-1'",
+            "--samples must be hidden_size, head_dim or a number from 4 on; got -1",
         ),
         (("demo", "a text " * 400), "read a part of it with --truncate, or explain it window by window (--windows)"),
         (("demo", "A text.", "--max-size", "0"), "--max-size must"),
@@ -306,6 +306,6 @@ def test_help_fits_a_terminal():
 
 
 def test_the_help_names_the_library_s_default():
-    from heedful.lens.causes.explanation import CANDIDATES
+    from heedful.lens.causes.settings import CANDIDATES
 
     assert f"[default: ({CANDIDATES})]" in call("explain", "--help").output

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from heedful import CorruptModel, InvalidArgument, Unsupported, explain
-from heedful.lens.causes.tasks import Recommender, TextModel
+from heedful.lens.causes import Recommender, TextModel
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 from answering import (  # noqa: E402
@@ -84,7 +84,7 @@ def test_even_attention():
 
 def test_alpha_of_nothing_and_of_everything():
     for alpha in (0, 1, 1.5, float("nan")):
-        with pytest.raises(InvalidArgument, match="alpha must lie strictly between 0 and 1"):
+        with pytest.raises(InvalidArgument, match="alpha must be a number above 0 and below 1"):
             explain(classifier(), TEXT, tokenizer=wordpiece(), alpha=alpha)
     for alpha in (1e-300, 1 - 1e-12):
         assert_sound(explain(classifier(), TEXT, tokenizer=wordpiece(), alpha=alpha))
@@ -124,7 +124,7 @@ def test_a_rank_that_the_covariance_lacks():
         ({"max_size": 0}, "max_size must be a whole number"),
         ({"max_calls": 0}, "max_calls must be"),
         ({"batch_size": 2.5}, "batch_size must be"),
-        ({"candidates": 1000}, "candidates must be 256 at most"),
+        ({"candidates": 1000}, "candidates must be a whole number from 1 to 256"),
         ({"radius": 0}, "radius must be"),
         ({"heads": 3}, "among 0..2; got 3"),
         ({"heads": []}, "heads must be"),
@@ -187,7 +187,7 @@ def test_models_that_are_no_models():
         explain("/no/such/folder", TEXT)
     with pytest.raises(InvalidArgument, match="must be a torch module"):
         Recommender(len)
-    with pytest.raises(InvalidArgument, match="mask_id must be a number"):
+    with pytest.raises(InvalidArgument, match="mask_id must be a whole number"):
         Recommender(recommender(), mask_id="x")
     with pytest.raises(InvalidArgument, match="has a head of its own"):
         TextModel(classifier(), wordpiece(), head=nn.Linear(24, 2))

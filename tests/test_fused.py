@@ -31,7 +31,6 @@ from heedful import (
     masks,
 )
 from heedful.ops.fused import activations, launch
-from heedful.ops.fused.forms import FORMS, Form, form
 from heedful.ops.fused.operators import fused_attention, fused_attention_backward
 
 pytestmark = pytest.mark.skipif(
@@ -543,7 +542,7 @@ def test_what_is_refused_says_why():
         ("FeatureMap is no elementwise", (x, x, x), {"kernel": FeatureMap()}),
         ("Sum is no elementwise", (x, x, x), {"kernel": Sigmoid() + Relu()}),
         ("Product is no elementwise", (x, x, x), {"kernel": Softmax() * Sigmoid()}),
-        ("divided behind another", (x, x, x), {"kernel": Softmax().averaged()}),
+        ("Divided is no elementwise", (x, x, x), {"kernel": Softmax().averaged()}),
         ("drop no coefficients", (x, x, x), {"dropout_p": 0.5}),
         ("above 256", (big, big, big[..., :8]), {}),
         ("above 256", (big[..., :8], big[..., :8], big), {}),
@@ -583,21 +582,30 @@ def read_table(score_, coefficient_, slope_, UNIT: tl.constexpr, ACT: tl.constex
 @pytest.mark.parametrize("kernel", [Softmax(), Gaussian(), Sigmoid(), Relu(), ReluSquared(), *map(Polynomial, range(1, 5)), Cosine()], ids=repr)  # fmt: skip
 def test_the_table(kernel):
     """The word of torch is the kernel's own, the line of Triton is the word of torch, its slope what autograd makes of it."""
-    found = form(kernel)
-    assert isinstance(found, Form)
+    form = kernel.fused_form
     score = torch.linspace(-6.0, 6.0, 64, dtype=torch.float64).to(DEVICE).requires_grad_()
-    wanted = activations.REFERENCES[found.activation](score, found.degree)
+    wanted = activations.REFERENCES[form.activation](score, form.degree)
     torch.testing.assert_close(wanted, kernel.activation(score))
     (slope,) = torch.autograd.grad(wanted.sum(), score)
     made = torch.empty(2, 64, device=DEVICE)
-    read_table[(1,)](
-        score.detach().float(), *made, activations.LOG2_E[found.activation], found.activation, found.degree
-    )
+    read_table[(1,)](score.detach().float(), *made, activations.LOG2_E[form.activation], form.activation, form.degree)
     torch.testing.assert_close(made.double(), torch.stack((wanted, slope)).detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_table_is_complete():
-    assert {form(kernel).activation for kernel in (Softmax(), Sigmoid(), Relu(), ReluSquared(), Cosine())} == set(
-        activations.REFERENCES
-    )
-    assert {type(kernel) for kernel in KERNELS.values()} >= set(FORMS)
+    forms = {type(kernel): kernel.fused_form for kernel in KERNELS.values()}
+    assert {form.activation for form in forms.values() if form} == set(activations.REFERENCES)
+
+
+def test_a_formula_of_its_own_inherits_no_form():
+    class Steeper(Sigmoid):
+        def activation(self, score):
+            return (2 * score).sigmoid()
+
+    class Renamed(Softmax):
+        pass
+
+    assert Steeper().fused_form is None
+    assert Renamed().fused_form is None
+    assert not Renamed().is_plain_softmax
+    assert Renamed().folds

@@ -437,9 +437,9 @@ def test_masks_made_inside_a_compiled_graph(name, impl, kernel, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: masks.window(-1), "before must be an integer of at least 0; got -1"),
-        (lambda: masks.window(2, 1.5), "after must be an integer"),
-        (lambda: masks.window(2, align="middle"), "align must be 'start' or 'end'"),
+        (lambda: masks.window(-1), "before must be a whole number from 0 on; got -1"),
+        (lambda: masks.window(2, 1.5), "after must be a whole number"),
+        (lambda: masks.window(2, align="middle"), "align must be one of start, end"),
         (lambda: masks.padding([1.5, 2.0]), "lengths must be integers"),
         (lambda: masks.padding(torch.tensor(3)), r"shape \(batch,\)"),
         (lambda: masks.keys(torch.ones(2, 3)), "must be a boolean tensor, True = may attend; got torch.float32"),

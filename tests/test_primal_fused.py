@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the fused kernels need triton, which exist
 from heedful import Unsupported
 from heedful.nn import Encoder, PrimalAttention, ksvd_loss
 from heedful.ops import primal
-from heedful.ops.fused import primal_ops
+from heedful.ops.fused import _device, primal_ops
 from heedful.ops.fused._device import Chip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -175,12 +175,12 @@ def test_a_smaller_setting_where_the_first_has_no_room(kernel, monkeypatch):
 
             return launch
 
-    monkeypatch.setattr(primal_ops, "FITS", {})
+    monkeypatch.setattr(_device, "FITS", {})
     leaves = inputs()
     monkeypatch.setattr(kernels, kernel, Full())
     assert_same(leaves, None, monkeypatch, 2e-5)
     assert turned_away
-    assert sorted(primal_ops.FITS.values()) == [0, 1]
+    assert sorted(_device.FITS.values()) == [0, 1]
 
 
 def test_what_chips_take(monkeypatch):
@@ -188,15 +188,19 @@ def test_what_chips_take(monkeypatch):
         query = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 1, 7, size), numel=lambda: 7 * size)
         return primal_ops.usable(query, size, rank, frozenset({"cuda"}))
 
+    def on(*facts):
+        for room in (_device, primal_ops):
+            monkeypatch.setattr(room, "chip", lambda device: Chip(*facts))
+
     half, single, double = torch.bfloat16, torch.float32, torch.float64
-    monkeypatch.setattr(primal_ops, "chip", lambda device: Chip(9, 132, 233472))
+    on(9, 132, 233472)
     assert [takes(half, 128, 128), takes(half, 129, 8), takes(single, 64, 64), takes(single, 65, 8)] == [
         True,
         False,
     ] * 2
-    monkeypatch.setattr(primal_ops, "chip", lambda device: Chip(8, 84, 102400))
+    on(8, 84, 102400)
     assert [takes(half, 64, 64), takes(half, 65, 8), takes(half, 64, 65), takes(single, 16, 8)] == [True] + [False] * 3
-    monkeypatch.setattr(primal_ops, "chip", lambda device: Chip(7, 80, 98304))
+    on(7, 80, 98304)
     assert not takes(half, 16, 8)
     assert not takes(double, 16, 8)
 

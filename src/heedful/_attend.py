@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, ParamSpec, Protocol, cast
 
@@ -12,12 +11,12 @@ from torch import Tensor
 
 from heedful import masks
 from heedful._errors import InvalidArgument, Unsupported
-from heedful.kernels import HigherOrder, Kernel, Softmax
-from heedful.kernels.higher_order import MOVE
+from heedful._runtime import full_precision
+from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference
-from heedful.ops._request import pairs, wide
 from heedful.ops.distance import steadied
+from heedful.ops.request import pairs, wide
 from heedful.ops.shield import shield
 
 # Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls.
@@ -85,10 +84,10 @@ class Plan:
         ]
         for one in self.considered:
             if one.cost is None:
-                told = f"cannot: {one.refusal}"
+                words = f"cannot: {one.refusal}"
             else:
-                told = f"{_scaled(one.cost.flops, 1000, 'FLOP')}, {_scaled(one.cost.bytes, 1024, 'B')} beyond inputs and output"
-            lines.append(f"  {'>' if one.name == self.chosen else ' '} {one.name:<10} {told}")
+                words = f"{_scaled(one.cost.flops, 1000, 'FLOP')}, {_scaled(one.cost.bytes, 1024, 'B')} beyond inputs and output"
+            lines.append(f"  {'>' if one.name == self.chosen else ' '} {one.name:<10} {words}")
         return "\n".join(lines)
 
 
@@ -115,10 +114,10 @@ def plan(
     >>> attend.plan(x, x, x, kernel=Gaussian(2.0)).chosen
     'sdpa'
     """
-    asked = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    request = asked._replace(kernel=asked.kernel.of_pairs)
+    call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
+    request = call._replace(kernel=call.kernel.of_pairs)
     chosen, reason = _choose(request, impl)
-    moving = _cost_of_moving(asked)
+    moving = _cost_of_moving(call)
     considered = []
     for one in IMPLEMENTATIONS.values():
         refusal = one.refuse(request)
@@ -129,7 +128,7 @@ def plan(
     return Plan(
         chosen,
         reason,
-        asked.kernel,
+        call.kernel,
         tuple(query.shape),
         tuple(key.shape),
         tuple(value.shape),
@@ -158,9 +157,9 @@ def coefficients(
     True
     """
     request = _request(query, key, key, attn_mask, 0.0, is_causal, scale, enable_gqa, kernel)
-    with _full_precision(request):
+    with full_precision(query.device):
         request, poison = shield(request)
-        request = steadied(_moved(request, "auto"), "reference").expanded()
+        request = steadied(_moved(request, "auto"), "reference", by_name=True).expanded()
         weights = reference.coefficients(request.kernel, request.query, request.key, *request.visible()).to(key.dtype)
         return weights if poison is None else weights + poison
 
@@ -184,7 +183,7 @@ def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = 
         raise InvalidArgument(
             f"step takes one key per query, and at least one; got query {tuple(query.shape)} and key {tuple(key.shape)}"
         )
-    with _full_precision(request):
+    with full_precision(query.device):
         request, poison = shield(request)
         request = request.expanded()
         output, new = linear.step(kernel, request.query, request.key, request.value, state)
@@ -240,17 +239,20 @@ def attend(
     >>> attend(q, k, v, kernel=Gaussian(bandwidth=2.0), is_causal=True).shape
     torch.Size([2, 4, 9, 8])
     """
-    asked = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    with _full_precision(asked):
-        request, poison = (asked, None) if _guarded(asked, impl) else shield(asked)
-        request = steadied(_moved(request, impl), impl)
-        chosen, _ = _choose(request, impl)
-        # Where there is no pair at all, only shapes are left to agree on.
-        chosen = "reference" if 0 in request.shape else chosen
-        out = IMPLEMENTATIONS[chosen].run(request).to(asked.value.dtype)
+    call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
+    of_pairs = call._replace(kernel=call.kernel.of_pairs)
+    chosen, _ = _choose(of_pairs, impl)
+    # Where there is no pair at all, only shapes are left to agree on.
+    implementation = IMPLEMENTATIONS["reference" if 0 in call.shape else chosen]
+    # What keeps hidden numbers from leaking by itself needs no pass over the inputs; queries are moved before it runs.
+    guarded = call.mask is not None and of_pairs.kernel is call.kernel and implementation.guards(of_pairs)
+    with full_precision(query.device):
+        request, poison = (call, None) if guarded else shield(call)
+        request = steadied(_moved(request, impl), implementation.name, by_name=impl != "auto")
+        out = implementation.run(request).to(call.value.dtype)
         out = out if poison is None else out + poison
-    for tell in WATCHERS:
-        tell(asked, out)
+    for watcher in WATCHERS:
+        watcher(call, out)
     return out
 
 
@@ -271,21 +273,12 @@ def _moved(request: Request, impl: str) -> Request:
 
 
 def _cost_of_moving(request: Request) -> Cost:
-    if not isinstance(request.kernel, HigherOrder):
-        return Cost(0.0, 0.0)
-    moved = request._replace(kernel=MOVE, value=request.key, bias=None, factors=None)
-    cost = IMPLEMENTATIONS[_choose(moved, "auto")[0]].cost(moved)
-    return Cost(request.kernel.moves * cost.flops, cost.bytes)
-
-
-def _full_precision(request: Request) -> AbstractContextManager[Any]:
-    """Autocast has had its say in the dtype of the inputs; inside, sums keep the precision they ask for."""
-    kind = request.query.device.type
-    return torch.autocast(kind, enabled=False) if _autocasting(kind) else nullcontext()
-
-
-def _autocasting(kind: str) -> bool:
-    return kind != "meta" and torch.is_autocast_enabled(kind)
+    total = Cost(0.0, 0.0)
+    for kernel in request.kernel.moves:
+        moved = request._replace(kernel=kernel, value=request.key, bias=None, factors=None)
+        cost = IMPLEMENTATIONS[_choose(moved, "auto")[0]].cost(moved)
+        total = Cost(total.flops + cost.flops, max(total.bytes, cost.bytes))
+    return total
 
 
 def _choose(request: Request, impl: str) -> tuple[str, str]:
@@ -338,8 +331,8 @@ def _costs_copies(request: Request) -> bool:
     key, a scale per head, a mask that torch takes as a matrix, or inputs that must be looked through for NaN before they meet
     a mask are paid for with copies.
     """
-    plain = type(request.kernel) is Softmax and not request.kernel.tensors() and request.factors is None
-    return not (plain and request.mask is None and request.bias is None)
+    terms = request.mask, request.bias, request.factors
+    return not request.kernel.is_plain_softmax or any(term is not None for term in terms)
 
 
 def _request(
@@ -364,8 +357,9 @@ def _request(
             raise InvalidArgument(
                 f"{name} must be a floating tensor (16, 32 or 64 bit) of shape (..., heads, seq, dim); got {got}"
             )
-    if _autocasting(query.device.type):
-        kind = torch.get_autocast_dtype(query.device.type)
+    device = query.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        kind = torch.get_autocast_dtype(device)
         query, key, value = (x if x.dtype == torch.float64 else x.to(kind) for x in (query, key, value))
         named = {"query": query, "key": key, "value": value}
     for tensor in named.values():
@@ -425,13 +419,6 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             "leading axes must broadcast; got query "
             f"{tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
         ) from None
-
-
-def _guarded(request: Request, impl: str) -> bool:
-    """Whether what runs keeps hidden numbers from leaking by itself, so that no pass over the inputs is needed."""
-    if request.mask is None or request.kernel.of_pairs is not request.kernel:
-        return False
-    return IMPLEMENTATIONS[_choose(request, impl)[0]].guards(request)
 
 
 def _scaled(number: float, base: int, unit: str) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["check_choice", "check_number", "check_whole", "is_number", "is_whole"]
+__all__ = ["check_choice", "check_number", "check_whole", "is_number", "is_whole", "shown"]
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> TypeGuard[int]:
     """Whether this counts something: an integer of Python's or numpy's, and no truth value.
 
     >>> is_whole(3), is_whole(True), is_whole(3.0)
@@ -21,7 +22,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether this is a real number, and no truth value.
 
     >>> is_number(3), is_number(0.5), is_number("3"), is_number(True)
@@ -43,7 +44,7 @@ def check_whole(least: int = 1, most: int | None = None, *, optional: bool = Fal
         if not is_whole(value) or value < least or (most is not None and value > most):
             until = "on" if most is None else f"to {most}"
             raise InvalidArgument(
-                f"{name} must be a whole number from {least} {until}{_or_none(optional)}; got {_shown(value)}"
+                f"{name} must be a whole number from {least} {until}{_or_none(optional)}; got {shown(value)}"
             )
 
 
@@ -71,11 +72,12 @@ def check_number(
         if (
             not is_number(value)
             or not low < value < high
+            or abs(value) > sys.float_info.max
             or (least is not None and value < least)
             or (most is not None and value > most)
         ):
             raise InvalidArgument(
-                f"{name} must be {_range(low, high, least, most)}{_or_none(optional)}; got {_shown(value)}"
+                f"{name} must be {_range(low, high, least, most)}{_or_none(optional)}; got {shown(value)}"
             )
 
 
@@ -92,7 +94,7 @@ def check_choice(choices: Iterable[Any] | Any, *, optional: bool = False, **valu
             continue
         if not any(type(value) is type(one) and value == one for one in known):
             raise InvalidArgument(
-                f"{name} must be one of {', '.join(map(str, known))}{_or_none(optional)}; got {_shown(value)}"
+                f"{name} must be one of {', '.join(map(str, known))}{_or_none(optional)}; got {shown(value)}"
             )
 
 
@@ -101,7 +103,9 @@ def _range(low: float, high: float, least: float | None, most: float | None) -> 
     bounds.append(f"to {most:g}" if most is not None else f"below {high:g}" if high < math.inf else "")
     if least is not None and not bounds[1]:
         bounds[1] = "on"
-    joined = (" " if least is not None else " and ").join(filter(None, bounds))
+    joined = (" " if least is not None and (most is not None or bounds[1] == "on") else " and ").join(
+        filter(None, bounds)
+    )
     return f"a number {joined}" if joined else "a finite number"
 
 
@@ -109,7 +113,9 @@ def _or_none(optional: bool) -> str:
     return ", or None" if optional else ""
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value on one line, however long it is."""
+    if is_whole(value) and abs(value) > sys.float_info.max:
+        return "an integer beyond all floats"  # and perhaps of more digits than Python writes
     text = " ".join(repr(value).split())
     return text if len(text) <= 100 else f"{text[:97]}..."

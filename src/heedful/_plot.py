@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument, MissingExtra
-from heedful._files import new_file
+from heedful._files import check_place, new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 else:
     Axes = Any
 
-__all__ = ["Axes", "axes", "check_picture", "colours", "draw_to", "whole_ticks"]
+__all__ = ["Axes", "axes", "check_picture", "colours", "save_picture", "whole_ticks"]
 
 
 def axes(ax: Axes | None, size: tuple[float, float] | None = None) -> Axes:
@@ -44,10 +44,9 @@ def colours(name: str, count: int) -> list[Any]:
     return [colormaps[name](at / max(1, count - 1)) for at in range(count)]
 
 
-def check_picture(path: Path | None) -> None:
-    """Refuses a picture that cannot be drawn, before the work begins; its format is known by the name's ending."""
-    if path is None:
-        return
+def check_picture(path: Path) -> None:
+    """Refuses a file that matplotlib cannot draw, before the work begins; it knows the format by the name's ending."""
+    check_place(path)
     _pyplot()
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -55,15 +54,15 @@ def check_picture(path: Path | None) -> None:
         raise InvalidArgument(f"cannot draw {path}: give a name that ends in .png, .svg or .pdf")
 
 
-def draw_to(path: Path, draw: Callable[[], Axes]) -> None:
-    """Writes a picture, whose name was checked before the work began."""
+def save_picture(path: Path, draw: Callable[[], Axes]) -> None:
+    """Draws into a file, whose name was checked before the work began; no screen is needed."""
     pyplot = _pyplot()
     pyplot.switch_backend("Agg")
     figure: Any = draw().figure
-    kind = path.suffix[1:].lower() or "png"
+    path = check_place(path if path.suffix else path.with_suffix(".png"))
     try:
-        with new_file(path if path.suffix else path.with_suffix(".png")) as part:
-            figure.savefig(part, format=kind, dpi=150)
+        with new_file(path) as part:
+            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
     finally:
         pyplot.close(figure)
 

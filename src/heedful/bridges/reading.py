@@ -32,6 +32,7 @@ __all__ = [
     "load",
     "part_of",
     "parts_of",
+    "quietly",
     "read_text",
     "title_of",
 ]
@@ -138,7 +139,7 @@ def load(folder: str | Path, auto: str = "AutoModel", head: str = "") -> tuple[A
         raise MissingExtra("transformers", "hf") from None
     folder = find_model(folder)
     _check_weights(folder)
-    with _quietly():
+    with quietly():
         config = _read(transformers.AutoConfig, "config", folder)
         tokenizer = _read(transformers.AutoTokenizer, "tokenizer", folder, config=config)
         # Without files transformers makes a tokenizer that knows its special tokens alone.
@@ -211,7 +212,7 @@ def _check_complete(folder: Path, model: Any, report: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """No progress bars and no notes: what matters is raised."""
     from transformers.utils import logging
 

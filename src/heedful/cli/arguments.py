@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from heedful.bridges.reading import DEMO
 
-__all__ = ["DEMO", "AsJson", "Model", "Text", "TextFile", "in_options", "spellings"]
+__all__ = ["DEMO", "AsJson", "Model", "Text", "TextFile", "in_options", "spellings", "with_options"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Model = Annotated[
@@ -28,6 +31,40 @@ TextFile = Annotated[Path | None, typer.Option(help="Read the text from this fil
 
 # Verbs with which a message says something of an argument rather than of the thing it names.
 VERBS = "must|needs?|is|are|has|have|takes?|goes|cannot|gives|says|counts?"
+
+
+def with_options(settings: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command that takes `**settings` an option for each field of this dataclass that has a `help` in its metadata.
+
+    Beside `help` a field may state its option's `name`, `read` (from the text of the shell to the value), and `shown`, the
+    default as the help names it.
+    """
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        own = signature(command, eval_str=True)
+        kept = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        types = get_type_hints(settings)
+        stated = {each.name: each for each in fields(settings) if each.metadata.get("help")}
+        for name, each in stated.items():
+            more = each.metadata
+            option = typer.Option(
+                *filter(None, [more.get("name")]), help=more["help"], show_default=more.get("shown", True)
+            )
+            kind = str if "read" in more else bool if isinstance(each.default, bool) else types[name]
+            default = str(each.default).replace("_", "-") if "read" in more else each.default
+            kept.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]))
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            for name in stated.keys() & values.keys():
+                values[name] = stated[name].metadata.get("read", lambda value: value)(values[name])
+            command(**values)
+
+        run.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in kept}
+        return run
+
+    return add
 
 
 def spellings(command: Any) -> dict[str, str]:
@@ -72,6 +109,8 @@ def in_options(message: str, spelled: Mapping[str, str]) -> str:
             return spelled[f"{match[1]}={value}"]
         return spelled[match[1]] if value in ("True", "...") else f"{spelled[match[1]]} {value}"
 
+    # One of what the library takes several of.
+    message = re.sub(rf"(?<![\w.-])({names})s=\[([^],]*)\]", r"\1=\2", message)
     value = r"('[^']*'|\"[^\"]*\"|\.\.\.|\[[^]]*\]|[\w.+-]*\w)"
     message = re.sub(rf"\w+\(({names})={value}\)", assign, message)
     message = re.sub(rf"(?<![\w.-])({names})={value}", assign, message)

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from heedful._errors import InvalidArgument
+from heedful._files import check_place, write
+from heedful._plot import check_picture, save_picture
+from heedful._progress import bar
 from heedful._text import quantity
 from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
-    from heedful._plot import Axes
     from heedful.discovery import PAG
 
-__all__ = ["check_picture", "discover", "draw_to", "read_table", "write_text"]
+__all__ = ["discover", "read_table"]
 
 # Edges printed; more are a plane of letters, and --json has them all.
 SHOWN = 60
@@ -51,12 +51,12 @@ def read_table(file: Path) -> Table:
 
     if file.suffix == ".npy":
         try:
-            found = np.load(file, allow_pickle=False)
+            array = np.load(file, allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
             raise InvalidArgument(f"{file} is no array that numpy saved: {error}") from None
-        if found.ndim != 2 or not (np.issubdtype(found.dtype, np.floating) or np.issubdtype(found.dtype, np.integer)):
-            raise InvalidArgument(f"{file} must hold a table of numbers; it has shape {found.shape} of {found.dtype}")
-        return Table(found.astype(float), None, None)
+        if array.ndim != 2 or array.dtype.kind not in "iuf":
+            raise InvalidArgument(f"{file} must hold a table of numbers; it has shape {array.shape} of {array.dtype}")
+        return Table(array.astype(float), None, None)
     try:
         lines = [line for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:
@@ -90,13 +90,12 @@ def _numbers(lines: list[str], file: Path) -> Table:
             if _is_number(cell):
                 continue
             where = f"column {names[column]!r}" if names else f"column {column + 1}"
-            if _is_missing(cell):
-                raise InvalidArgument(
-                    f"{file}: {cell!r:.30} in row {at} of {where} is no number; leave out rows with missing values, or fill them"
-                )
-            raise InvalidArgument(
-                f"{file}: {cell!r:.30} in row {at} of {where} is no number; leave the column out, or write numbers for its values"
+            missing, text = (
+                "leave out rows with missing values, or fill them",
+                "leave the column out, or write numbers for its values",
             )
+            advice = missing if _is_missing(cell) else text
+            raise InvalidArgument(f"{file}: {cell!r:.30} in row {at} of {where} is no number; {advice}")
     return Table(np.array(rows, float), names, labels)
 
 
@@ -128,41 +127,6 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whose place was checked before the work began."""
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {path}: {error.strerror}; give another file") from None
-
-
-def check_picture(path: Path | None) -> None:
-    """Refuses a picture that matplotlib cannot draw, before the work begins; it knows the format by the name's ending."""
-    if path is None:
-        return
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError:
-        from heedful._errors import MissingExtra
-
-        raise MissingExtra("matplotlib", "plot") from None
-    if path.suffix and path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise InvalidArgument(f"cannot draw {path}: give a name that ends in .png, .svg or .pdf")
-
-
-def draw_to(path: Path, draw: Callable[[], Axes]) -> None:
-    """A picture, whose name was checked before the work began."""
-    import matplotlib
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
-    figure: Any = draw().figure
-    try:
-        figure.savefig(path, dpi=150)
-    finally:
-        pyplot.close(figure)
-
-
 def discover(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, with or without names, or .npy.")],
     samples: Annotated[int | None, typer.Option("--samples", "-n", help="How many samples the covariance was computed from.")] = None,
@@ -181,11 +145,11 @@ def discover(
     a --> b: a causes b. a <-> b: an unobserved variable causes both. A circle
     o: the data leave this end of the edge undetermined.
     """
-    from heedful._files import check_place
-
-    for place in filter(None, (dot, graphml, plot)):
-        check_place(place)
-    check_picture(plot)
+    files = tuple(path for path in (dot, graphml, plot) if path is not None)
+    for path in files:
+        check_place(path)
+    if plot is not None:
+        check_picture(plot)
     table = read_table(file.expanduser())
     if data == (samples is not None):
         raise InvalidArgument(
@@ -193,49 +157,49 @@ def discover(
             if data
             else "a covariance needs --samples, the number of samples it was computed from; give --data if the file holds the samples"
         )
-    if (
-        not data
-        and table.labels
-        and table.names
-        and table.labels != table.names
-        and set(table.labels) == set(table.names)
-    ):
-        raise InvalidArgument(f"{file}: rows and columns of a covariance must have the same order; the first row is {table.labels[0]!r}, "
-                              f"the first column {table.names[0]!r}")  # fmt: skip
+    labels, names = table.labels or [], table.names or []
+    if not data and labels != names and labels and set(labels) == set(names):
+        raise InvalidArgument(
+            f"{file}: rows and columns of a covariance must have the same order; the first row is {labels[0]!r}, the first "
+            f"column {names[0]!r}"
+        )
     if selection_bias and learner == "pc":
         raise InvalidArgument("--selection-bias is for icd and fci; pc assumes that nothing was selected")
-    options: dict[str, Any] = {"alpha": alpha, "learner": learner, "names": table.names, "max_cond_size": max_cond_size}
-    options |= {"selection_bias": True} if selection_bias else {}
     # All that can be checked without torch is checked by now.
     from heedful.discovery import discover as learn
 
-    with bar() as say, warnings.catch_warnings():
+    source: dict[str, Any] = {"data": table.values} if data else {"covariance": table.values, "samples": samples}
+    with bar() as progress, warnings.catch_warnings():
         # What there is to warn of stands in the graph's trust, which is printed.
         warnings.simplefilter("ignore", UserWarning)
-        options |= {} if say is None else {"progress": lambda done, total: say("learning", done, total)}
-        found = learn(data=table.values, **options) if data else learn(table.values, samples=samples, **options)
-    if table.labels and data:
-        typer.echo(
-            f"the first column ({table.labels[0]!r}, ...) has no name and was read as labels of the rows", err=True
+        graph = learn(
+            **source,
+            alpha=alpha,
+            learner=learner,
+            names=table.names,
+            max_cond_size=max_cond_size,
+            selection_bias=selection_bias,
+            progress=progress,
         )
-    for path, make in ((dot, found.to_dot), (graphml, found.to_graphml)):
-        if path is not None:
-            write_text(path, make())
+    if labels and data:
+        typer.echo(f"the first column ({labels[0]!r}, ...) has no name and was read as labels of the rows", err=True)
+    if dot is not None:
+        write(dot, graph.to_dot())
+    if graphml is not None:
+        write(graphml, graph.to_graphml())
     if plot is not None:
-        draw_to(plot, lambda: found.plot(layout="graph"))
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else summary_of(found))
+        save_picture(plot, lambda: graph.plot(layout="graph"))
+    typer.echo(json.dumps(graph.to_dict(), indent=2) if as_json else _summary(graph))
     if not as_json:
-        for path in filter(None, (dot, graphml, plot)):
+        for path in files:
             typer.echo(f"written to {path}")
 
 
-def summary_of(found: PAG) -> str:
-    """The graph in lines."""
-    edges = [str(edge) for edge in found.edges()]
-    size = f"{quantity(found.n, 'node')}, {quantity(len(edges), 'edge')}"
-    head = f"{size}; {found.learner.upper()}, N = {found.samples}, alpha = {found.alpha:g}"
-    lines = [head, *(f"  {edge}" for edge in edges[:SHOWN])]
+def _summary(graph: PAG) -> str:
+    edges = [str(edge) for edge in graph.edges()]
+    size = f"{quantity(graph.n, 'node')}, {quantity(len(edges), 'edge')}"
+    lines = [f"{size}; {graph.learner.upper()}, N = {graph.samples}, alpha = {graph.alpha:g}"]
+    lines += [f"  {edge}" for edge in edges[:SHOWN]]
     if len(edges) > SHOWN:
         lines.append(f"  ... {len(edges) - SHOWN} more; --json prints all")
-    lines.append(quantity(len(found.tests), "independence test"))
-    return "\n".join([*lines, *found.trust().sentences])
+    return "\n".join([*lines, quantity(len(graph.tests), "independence test"), *graph.trust().sentences])

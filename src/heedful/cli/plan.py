@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
+from heedful._files import write
 from heedful._text import quantity
 from heedful.cli.arguments import AsJson, spellings
 
@@ -51,6 +53,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Recommends depth and width for a budget, or compares a model with the laws."""
+    from heedful.bridges.configs import is_gated
     from heedful.lens import depth
 
     if budget is not None and params is not None:
@@ -67,7 +70,7 @@ def plan(
         return
     if out is not None and hf is None:
         raise InvalidArgument("--out writes a config.json; say which kind with --hf, as in --hf llama")
-    found = depth.plan(
+    best = depth.plan(
         params if budget is None else budget,
         flops=flops,
         memory=memory,
@@ -75,7 +78,7 @@ def plan(
         width=width,
         vocab=vocab,
         # What is written as a Llama is gated; a plan for it is to be one.
-        gated=gated or (hf is not None and _is_gated(hf)),
+        gated=gated or (hf is not None and is_gated(hf)),
         kv_ratio=kv_ratio,
         head_dim=head_dim,
         head_multiple_of=head_multiple_of,
@@ -87,12 +90,12 @@ def plan(
     )
     file = None
     if hf is not None:
-        config = json.dumps(found.to_config(hf), indent=2)
+        config = json.dumps(best.to_config(hf), indent=2)
         if out is None:
             typer.echo(config)
             return
-        file = _write(config, out.expanduser())
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+        file = _write(config + "\n", out.expanduser())
+    typer.echo(json.dumps(best.to_dict(), indent=2) if as_json else str(best))
     if file is not None and not as_json:
         typer.echo(f"wrote {file}")
 
@@ -110,8 +113,7 @@ def seprank(
     """Computes the exact separation rank of a small network of the theory, and its bound."""
     from heedful.lens.depth import sep_bound, separation_rank
 
-    if seeds < 1:
-        raise InvalidArgument(f"--seeds must be 1 or more; got {seeds}")
+    check_whole(seeds=seeds)
     options = {"embedding_rank": embedding_rank, "residual": residual}
     ranks = [separation_rank(depth, width, heads, n_tokens, **options, seed=seed) for seed in range(seeds)]
     bound = sep_bound(min(width, embedding_rank or width), depth)
@@ -131,8 +133,7 @@ def _write(config: str, folder: Path) -> Path:
     if file.exists() or (folder.exists() and not folder.is_dir()):
         raise InvalidArgument(f"{file if file.exists() else folder} exists; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(config + "\n")
-    return file
+    return write(file, config)
 
 
 def _alone(context: typer.Context, *names: str) -> None:
@@ -147,12 +148,6 @@ def _alone(context: typer.Context, *names: str) -> None:
 def _was_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _is_gated(kind: str) -> bool:
-    from heedful.bridges.configs import FAMILIES
-
-    return kind in FAMILIES and FAMILIES[kind].gated
 
 
 def _published(rows: tuple[Projection, ...]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful._errors import InvalidArgument
+from heedful._checks import check_number
 from heedful._text import quantity
 from heedful.discovery.record import Tests
 
@@ -50,10 +50,8 @@ def confidences(tests: Tests, alpha: float) -> NDArray[np.float64]:
 
     Ours. The confidence of Rohekar et al. (ICML 2025) compares entropies of p-values and is another quantity.
     """
-    if not 0 < alpha < 1:
-        raise InvalidArgument(f"alpha must lie strictly between 0 and 1, e.g. 0.01; got {alpha!r}")
-    found: NDArray[np.float64] = -np.expm1(-np.abs(tests.log_p - math.log(alpha)))
-    return np.where(tests.testable, found, 0.0)
+    check_number(0, 1, alpha=alpha)
+    return np.where(tests.testable, -np.expm1(-np.abs(tests.log_p - math.log(alpha))), 0.0)
 
 
 def structure_confidence(tests: Tests, alpha: float) -> float:
@@ -111,14 +109,10 @@ def judge(pag: PAG) -> Trust:
             f"Only sets of up to {pag.reach} variables were tested: edges that larger ones separate are still there."
         )
     if pag.conflicts:
-        doubts.append(
-            f"The rules disagreed on {pag.conflicts} mark{'s' * (pag.conflicts != 1)}: the tests contradict one another there."
-        )
-    sure = pag.confidence
-    if sure is not None and len(pag.tests) and sure < UNSURE:
+        marks = quantity(pag.conflicts, "mark")
+        doubts.append(f"The rules disagreed on {marks}: the tests contradict one another there.")
+    if pag.confidence is not None and len(pag.tests) and pag.confidence < UNSURE:
         doubts.append("Many tests fell near the threshold: a slightly different sample may give another graph.")
-    if void:
-        return Trust("none", (*void, *doubts))
-    if doubts:
-        return Trust("limited", tuple(doubts))
+    if void or doubts:
+        return Trust("none" if void else "limited", (*void, *doubts))
     return Trust("good", (f"{pairs - edges} of {pairs} pairs were separated and no rule disagreed with another.",))

@@ -19,10 +19,12 @@ from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, 
 from heedful.discovery.record import Tests
 
 if TYPE_CHECKING:
-    from heedful._plot import Axes
+    from matplotlib.axes import Axes
 
 __all__ = ["ARROW", "CIRCLE", "NONE", "PAG", "TAIL", "Edge", "Tests"]
 
+# What JSON holds as it is.
+_PLAIN = ("conflicts", "untestable", "selection_bias", "learner", "alpha", "samples", "reach", "stopped")
 _LEFT = {CIRCLE: "o", ARROW: "<", TAIL: "-"}
 _RIGHT = {CIRCLE: "o", ARROW: ">", TAIL: "-"}
 
@@ -152,12 +154,12 @@ class PAG:
         """
         tree = self.dsep_tree(x, radius)
         pool = mask_of(tree.depth) & (-1 if nodes is None else mask_of(nodes))
-        found = reachable_sets(self._links, x, pool, size, limit)
-        if found is None:
+        masks = reachable_sets(self._links, x, pool, size, limit)
+        if masks is None:
             raise InvalidArgument(
                 f"more than {limit} sets of size {size} around node {x}; give a smaller size or radius"
             )
-        sets = [tuple(bits(mask)) for mask in found]
+        sets = [tuple(bits(mask)) for mask in masks]
         return sorted(sets, key=lambda one: (sum(tree.depth[v] for v in one), one))
 
     def possible_ancestors(self, x: int) -> tuple[int, ...]:
@@ -216,11 +218,11 @@ class PAG:
 
     def edge_confidence(self) -> NDArray[np.float64]:
         """`[n, n]`: the least confidence among the tests of each pair; 0 on the diagonal and where nothing was tested."""
-        found = np.full((self.n, self.n), np.inf)
+        least = np.full((self.n, self.n), np.inf)
         if self.alpha is not None and len(self.tests):
-            np.minimum.at(found, (self.tests.x, self.tests.y), confidences(self.tests, self.alpha))
-        found = np.minimum(found, found.T)
-        return np.where(np.isfinite(found), found, 0.0)
+            np.minimum.at(least, (self.tests.x, self.tests.y), confidences(self.tests, self.alpha))
+        least = np.minimum(least, least.T)
+        return np.where(np.isfinite(least), least, 0.0)
 
     def trust(self) -> Trust:
         """How far to trust the graph, in plain sentences."""
@@ -271,67 +273,42 @@ class PAG:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types alone; `from_dict` reads it back. `edge_confidence` is in the order of `edges`."""
-        sure = self.edge_confidence()
+        edges, sure = self.edges(), self.edge_confidence()
         return {
             "names": list(self.names),
             "marks": self.marks.tolist(),
-            "edges": [str(edge) for edge in self.edges()],
+            "edges": [str(edge) for edge in edges],
             "sepsets": [[a, b, list(each)] for (a, b), each in sorted(self.sepsets.items())],
             "tests": self.tests.to_dict(),
-            "conflicts": self.conflicts,
-            "untestable": self.untestable,
-            "selection_bias": self.selection_bias,
             "order": None if self.order is None else list(self.order),
-            "learner": self.learner,
-            "alpha": self.alpha,
-            "samples": self.samples,
-            "reach": self.reach,
-            "stopped": self.stopped,
             "notes": list(self.notes),
-            "edge_confidence": [float(sure[edge.a, edge.b]) for edge in self.edges()]
-            if self.alpha is not None
-            else None,
+            "edge_confidence": None if self.alpha is None else [float(sure[edge.a, edge.b]) for edge in edges],
             "density": self.density,
             "trust": self.trust().to_dict(),
+            **{name: getattr(self, name) for name in _PLAIN},
         }
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> PAG:
+    def from_dict(cls, values: dict[str, Any]) -> PAG:
         """A graph from what `to_dict` gave."""
-        same = ("conflicts", "untestable", "selection_bias", "learner", "alpha", "samples", "reach", "stopped")
         try:
             return cls(
-                marks=np.array(told["marks"], np.int8).reshape(len(told["names"]), len(told["names"])),
-                names=tuple(told["names"]),
-                sepsets={(int(a), int(b)): tuple(each) for a, b, each in told["sepsets"]},
-                tests=Tests.from_dict(told["tests"]),
-                order=None if told["order"] is None else tuple(told["order"]),
-                notes=tuple(told.get("notes", ())),
-                **{name: told[name] for name in same},
+                marks=np.array(values["marks"], np.int8).reshape(len(values["names"]), len(values["names"])),
+                names=tuple(values["names"]),
+                sepsets={(int(a), int(b)): tuple(each) for a, b, each in values["sepsets"]},
+                tests=Tests.from_dict(values["tests"]),
+                order=None if values["order"] is None else tuple(values["order"]),
+                notes=tuple(values.get("notes", ())),
+                **{name: values[name] for name in _PLAIN},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(f"not a graph as PAG.to_dict writes it: {error!r}") from error
 
-    def to_networkx(self) -> Any:
-        """A `networkx.DiGraph` with both directions of every edge; `mark` on (i, j) is the mark at j."""
-        return exports.to_networkx(self)
-
-    def to_dot(self) -> str:
-        """Graphviz source."""
-        return exports.to_dot(self)
-
-    def to_graphml(self) -> str:
-        """GraphML, each edge once with attributes `at_source` and `at_target`."""
-        return exports.to_graphml(self)
-
-    def to_causallearn(self) -> Any:
-        """A `causallearn` GeneralGraph: there `graph[j, i]` is the mark at j, 1 arrowhead, -1 tail, 2 circle."""
-        return exports.to_causallearn(self)
-
-    @classmethod
-    def from_causallearn(cls, graph: Any) -> PAG:
-        """From a `causallearn` GeneralGraph or its `graph` matrix."""
-        return exports.from_causallearn(graph)
+    to_networkx = exports.to_networkx
+    to_dot = exports.to_dot
+    to_graphml = exports.to_graphml
+    to_causallearn = exports.to_causallearn
+    from_causallearn = staticmethod(exports.from_causallearn)
 
     def plot(
         self, ax: Axes | None = None, highlight: Iterable[int] = (), target: int | None = None, layout: str = "auto"

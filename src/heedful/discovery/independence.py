@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from heedful._checks import check_number, check_whole
 from heedful._errors import InvalidArgument
+from heedful.discovery.paths import bits, mask_of
 
 __all__ = [
     "DSeparation",
@@ -26,6 +28,7 @@ __all__ = [
     "correlation",
     "indefiniteness",
     "log_p_value",
+    "table",
 ]
 
 Ints = NDArray[np.integer[Any]]
@@ -36,14 +39,12 @@ Bools = NDArray[np.bool_]
 _ROUNDING, _IMPOSSIBLE = -1e-8, -1e-2
 # What is left of a variable's variance once rounding alone can explain it: 64 roundings of a variance of one.
 _NOTHING = 64 * float(np.finfo(np.float64).eps)
-# Numbers held at once by one block of tests: 16 MiB.
-_BLOCK = 1 << 21
-# Numbers in a table that is kept: 128 MiB.
-_TABLE = 1 << 24
+# Numbers held at once by one block of tests: 16 MiB. In a table that is kept: 128 MiB.
+_BLOCK, _TABLE = 1 << 21, 1 << 24
 
 
 class Decisions(NamedTuple):
-    """What one call of a test found, one entry per question.
+    """The answers of one call of a test, one entry per question.
 
     `rho` is the partial correlation, `log_p` the natural logarithm of the p-value, `independent` the decision. Where
     `testable` is false nothing could be decided: `rho` is 0, `log_p` 0, and `independent` false, so that the edge stays.
@@ -70,6 +71,22 @@ class IndependenceTest(Protocol):
     def run(self, x: Ints, y: Ints, z: Ints) -> Decisions: ...
 
 
+def table(values: Any, name: str) -> Floats:
+    """A matrix of finite numbers, from an array, a tensor or a data frame."""
+    try:
+        matrix = np.array(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values, np.float64)
+    except (TypeError, ValueError):
+        kinds = getattr(values, "dtypes", {}).items()
+        text = [repr(str(column)) for column, kind in kinds if getattr(kind, "kind", "O") not in "biuf"]
+        columns = f"; column{'s' * (len(text) > 1)} {', '.join(text)} must be left out or made numbers" if text else ""
+        raise InvalidArgument(f"{name} must be a table of numbers; got {type(values).__name__}{columns}") from None
+    if matrix.ndim != 2:
+        raise InvalidArgument(f"{name} must be a table of numbers, with rows and columns; got shape {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise InvalidArgument(f"{name} holds {int((~np.isfinite(matrix)).sum())} values that are not finite")
+    return matrix
+
+
 def log_p_value(rho: ArrayLike, samples: int, size: int) -> Floats:
     r"""Logarithm of Fisher's two-sided p-value of partial correlations given `size` variables.
 
@@ -86,8 +103,8 @@ def log_p_value(rho: ArrayLike, samples: int, size: int) -> Floats:
     with np.errstate(divide="ignore"):
         z = np.arctanh(np.minimum(np.abs(np.asarray(rho, np.float64)), 1.0)) * math.sqrt(freedom)
     tail = torch.special.log_ndtr(torch.from_numpy(np.ascontiguousarray(-z).reshape(-1)))
-    found: Floats = np.minimum(tail.numpy().reshape(z.shape) + math.log(2), 0.0)
-    return found
+    log_p: Floats = np.minimum(tail.numpy().reshape(z.shape) + math.log(2), 0.0)
+    return log_p
 
 
 def correlation(covariance: ArrayLike) -> Floats:
@@ -100,7 +117,7 @@ def correlation(covariance: ArrayLike) -> Floats:
     array([[1. , 0.5],
            [0.5, 1. ]])
     """
-    matrix = _matrix(covariance, "covariance")
+    matrix = table(covariance, "covariance")
     if matrix.shape[0] != matrix.shape[1]:
         raise InvalidArgument(f"covariance must be square; got shape {matrix.shape}. For data use discover(data=...)")
     gap = np.abs(matrix - matrix.T).max(initial=0.0)
@@ -112,22 +129,21 @@ def correlation(covariance: ArrayLike) -> Floats:
         raise InvalidArgument(f"variances must not be negative; variable {at} has {variance[at]:.3g}")
     scale = np.zeros_like(variance)
     np.divide(1.0, np.sqrt(variance), out=scale, where=variance > 0)
-    found = (matrix + matrix.T) / 2 * scale[:, None] * scale[None, :]
-    largest = np.abs(found).max(initial=0.0)
-    if largest > 1 + 1e-6:
-        i, j = np.unravel_index(np.abs(found).argmax(), found.shape)
+    R = (matrix + matrix.T) / 2 * scale[:, None] * scale[None, :]
+    if np.abs(R).max(initial=0.0) > 1 + 1e-6:
+        i, j = np.unravel_index(np.abs(R).argmax(), R.shape)
         raise InvalidArgument(
-            f"this is no covariance: variables {i} and {j} would have correlation {found[i, j]:.3g}, beyond 1"
+            f"this is no covariance: variables {i} and {j} would have correlation {R[i, j]:.3g}, beyond 1"
         )
-    np.clip(found, -1.0, 1.0, out=found)
-    np.fill_diagonal(found, 1.0)
-    least = indefiniteness(found)
+    np.clip(R, -1.0, 1.0, out=R)
+    np.fill_diagonal(R, 1.0)
+    least = indefiniteness(R)
     if least < _IMPOSSIBLE:
         raise InvalidArgument(
             f"this is no covariance: the smallest eigenvalue of its correlation matrix is {least:.3g}, and that of data is never "
             "negative; compute it from rows without missing values, or give the rows themselves as data"
         )
-    return found
+    return R
 
 
 def indefiniteness(R: Floats) -> float:
@@ -141,44 +157,67 @@ def indefiniteness(R: Floats) -> float:
 
 
 class _Partial:
-    """Partial correlations of a correlation matrix, in blocks of bounded size."""
+    """Partial correlations by `_block`, for as many questions at a time as memory is meant for."""
+
+    n: int
+
+    def _numbers(self, size: int) -> int:
+        """How many numbers are held for one question."""
+        raise NotImplementedError
+
+    def _block(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
+        raise NotImplementedError
+
+    def partial(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
+        r"""$\rho_{xy \cdot Z}$ `[k]`, and whether it is defined: false where Z fixes x or y already."""
+        step = max(1, _BLOCK // self._numbers(z.shape[1]))
+        starts = range(0, max(len(x), 1), step)
+        parts = [self._block(x[at : at + step], y[at : at + step], z[at : at + step]) for at in starts]
+        return np.concatenate([rho for rho, _ in parts]), np.concatenate([known for _, known in parts])
+
+
+class _Fisher(_Partial):
+    samples: int
+    alpha: float
+
+    def _set(self, samples: int, alpha: float) -> None:
+        check_whole(4, samples=samples)  # Fisher's z divides by N - 3
+        check_number(0, 1, alpha=alpha)
+        self.samples, self.alpha = int(samples), float(alpha)
+
+    def run(self, x: Ints, y: Ints, z: Ints) -> Decisions:
+        if self.samples - z.shape[1] - 3 <= 0:
+            none = np.zeros(len(x), bool)
+            return Decisions(np.zeros(len(x)), np.zeros(len(x)), none, none)
+        rho, known = self.partial(x, y, z)
+        log_p = np.where(known, log_p_value(rho, self.samples, z.shape[1]), 0.0)
+        return Decisions(rho, log_p, known & (log_p > math.log(self.alpha)), known)
+
+
+class _Matrix(_Partial):
+    r"""By elimination of Z in the matrix of (Z, x, y), one variable for all questions at once: what is left of x and y is the
+    Schur complement S, and $\rho = S_{xy} / \sqrt{S_{xx} S_{yy}}$. A variable of Z that the others determine is passed over.
+    """
 
     def __init__(self, covariance: ArrayLike) -> None:
         self.R = correlation(covariance)
         self.R.flags.writeable = False
+        self.n = len(self.R)
 
-    @property
-    def n(self) -> int:
-        return len(self.R)
-
-    def partial(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
-        r"""$\rho_{xy \cdot Z}$ `[k]`, and whether it is defined: false where Z fixes x or y already.
-
-        Elimination of Z in the matrix of (Z, x, y), one variable for all questions at once: what is left of x and y is the
-        Schur complement S, and $\rho = S_{xy} / \sqrt{S_{xx} S_{yy}}$. A variable of Z that the others determine is passed over.
-        """
-        size = z.shape[1]
-        if size == 0:
-            return self.R[x, y], np.ones(len(x), bool)
-        step = max(1, _BLOCK // (size + 2) ** 2)
-        parts = [self._block(x[at : at + step], y[at : at + step], z[at : at + step]) for at in range(0, len(x), step)]
-        if not parts:
-            return np.zeros(0), np.zeros(0, bool)
-        return np.concatenate([rho for rho, _ in parts]), np.concatenate([known for _, known in parts])
+    def _numbers(self, size: int) -> int:
+        return (size + 2) ** 2
 
     def _block(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
-        size = z.shape[1]
-        all_of = np.concatenate([z.T, x[None], y[None]])  # [r + 2, k]
-        left = self.R[all_of[:, None], all_of[None, :]]  # [r + 2, r + 2, k]
-        for at in range(size):
-            pivot = left[at, at]
+        nodes = np.concatenate([z.T, x[None], y[None]])  # [r + 2, k]
+        left = self.R[nodes[:, None], nodes[None, :]]  # [r + 2, r + 2, k]
+        for at in range(z.shape[1]):
             row = left[at, at + 1 :]
-            factor = row / np.where(pivot > _NOTHING, pivot, np.inf)
+            factor = row / np.where(left[at, at] > _NOTHING, left[at, at], np.inf)
             left[at + 1 :, at + 1 :] -= factor[:, None] * row[None, :]
-        return _cosine(left[-2, -1], left[-2, -2], left[-1, -1])
+        return _cosine(left[-2, -1], left[-2, -2], left[-1, -1], np.sqrt)
 
 
-class FisherZ(_Partial):
+class FisherZ(_Matrix, _Fisher):
     r"""Fisher's z test of $\rho_{xy \cdot Z} = 0$ on a covariance or correlation matrix (Fisher 1924).
 
     Independent iff $p > \alpha$ with $p = 2\Phi(-|\operatorname{atanh}\rho|\sqrt{N - |Z| - 3})$. With $N - |Z| - 3 \le 0$, or where Z
@@ -193,20 +232,16 @@ class FisherZ(_Partial):
     >>> import numpy as np
     >>> from heedful.discovery import FisherZ
     >>> chain = FisherZ([[1, 0.8, 0.64], [0.8, 1, 0.8], [0.64, 0.8, 1]], samples=100, alpha=0.01)
-    >>> found = chain.run(np.array([0, 0]), np.array([2, 1]), np.array([[1], [2]]))
-    >>> found.independent
+    >>> chain.run(np.array([0, 0]), np.array([2, 1]), np.array([[1], [2]])).independent
     array([ True, False])
     """
 
     def __init__(self, covariance: ArrayLike, samples: int, alpha: float = 0.01) -> None:
         super().__init__(covariance)
-        self.samples, self.alpha = _samples(samples), _level(alpha)
-
-    def run(self, x: Ints, y: Ints, z: Ints) -> Decisions:
-        return _decide(*self.partial(x, y, z), self.samples, self.alpha, z.shape[1])
+        self._set(samples, alpha)
 
 
-class RowFisherZ:
+class RowFisherZ(_Fisher):
     r"""Fisher's z test whose partial correlations are cosines between rows, for $C = A A^\top$.
 
     $\rho_{xy \cdot Z} = \cos(r_x, r_y)$ with $r_v = a_v$ minus its projection on the rows of Z (Gram-Schmidt, twice): the condition number
@@ -219,41 +254,30 @@ class RowFisherZ:
     """
 
     def __init__(self, rows: ArrayLike, samples: int, alpha: float = 0.01) -> None:
-        matrix = _matrix(rows, "rows")
+        matrix = table(rows, "rows")
         # Only angles matter: an orthogonal change of axes leaves min(n, m) numbers per row.
         if matrix.shape[1] > matrix.shape[0] > 0:
             matrix = np.asarray(np.linalg.qr(matrix.T, mode="r")).T
         norm = np.linalg.norm(matrix, axis=1, keepdims=True)
         self.rows: Floats = np.divide(matrix, norm, out=np.zeros_like(matrix), where=norm > 0)
         self.rows.flags.writeable = False
-        self.samples, self.alpha = _samples(samples), _level(alpha)
+        self.n = len(self.rows)
+        self._set(samples, alpha)
 
-    @property
-    def n(self) -> int:
-        return len(self.rows)
-
-    def run(self, x: Ints, y: Ints, z: Ints) -> Decisions:
-        return _decide(*self.partial(x, y, z), self.samples, self.alpha, z.shape[1])
-
-    def partial(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
-        """Partial correlations `[k]`, and whether they are defined."""
-        step = max(1, _BLOCK // ((z.shape[1] + 2) * max(self.rows.shape[1], 1)))
-        parts = [self._block(x[at : at + step], y[at : at + step], z[at : at + step]) for at in range(0, len(x), step)]
-        if not parts:
-            return np.zeros(0), np.zeros(0, bool)
-        return np.concatenate([rho for rho, _ in parts]), np.concatenate([known for _, known in parts])
+    def _numbers(self, size: int) -> int:
+        return (size + 2) * max(self.rows.shape[1], 1)
 
     @cached_property
     def _given_one(self) -> Floats:
         """[z, x, y]: all partial correlations given a single variable; NaN where undefined."""
-        found = np.full((self.n,) * 3, np.nan)
+        rho = np.full((self.n,) * 3, np.nan)
         for z, row in enumerate(self.rows):
             rest = self._off(self.rows, [np.broadcast_to(row, self.rows.shape)])
             length = np.linalg.norm(rest, axis=1)
             known = np.flatnonzero(length > _NOTHING)
             rest = rest[known] / length[known, None]
-            found[z][np.ix_(known, known)] = rest @ rest.T
-        return np.clip(found, -1.0, 1.0)
+            rho[z][np.ix_(known, known)] = rest @ rest.T
+        return np.clip(rho, -1.0, 1.0)
 
     def _block(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
         if z.shape[1] == 1 and self.n**3 <= _TABLE:
@@ -265,11 +289,8 @@ class RowFisherZ:
             length = np.linalg.norm(rest, axis=1, keepdims=True)
             basis.append(np.divide(rest, length, out=np.zeros_like(rest), where=length > _NOTHING))
         a, b = self._off(self.rows[x], basis), self._off(self.rows[y], basis)
-        # Norms here, variances in `_cosine`: what rounding leaves of a row is 1e-14, not its square.
-        lengths = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
-        known = (lengths[0] > _NOTHING) & (lengths[1] > _NOTHING)
-        product = np.where(known, lengths[0] * lengths[1], 1.0)
-        return np.where(known, np.clip(np.einsum("ki,ki->k", a, b) / product, -1, 1), 0.0), known
+        # Lengths here, variances in a matrix: what rounding leaves of a row is 1e-14, not its square.
+        return _cosine(np.einsum("ki,ki->k", a, b), np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
 
     @staticmethod
     def _off(rows: Floats, basis: list[Floats]) -> Floats:
@@ -279,7 +300,7 @@ class RowFisherZ:
         return rows
 
 
-class RhoThreshold(_Partial):
+class RhoThreshold(_Matrix):
     r"""Independent iff $|\rho_{xy \cdot Z}| < \varepsilon$: for a covariance known exactly. It has no p-values: `log_p` is 0 or -inf."""
 
     alpha = None
@@ -287,8 +308,7 @@ class RhoThreshold(_Partial):
 
     def __init__(self, covariance: ArrayLike, eps: float = 1e-9) -> None:
         super().__init__(covariance)
-        if not 0 < eps < 1:
-            raise InvalidArgument(f"eps must lie in (0, 1); got {eps!r}")
+        check_number(0, 1, eps=eps)
         self.eps = float(eps)
 
     def run(self, x: Ints, y: Ints, z: Ints) -> Decisions:
@@ -306,7 +326,6 @@ class DSeparation:
         latent: nodes that nobody sees; the rest by default.
         selection: nodes that were conditioned on when the sample was taken.
 
-    >>> import numpy as np
     >>> from heedful.discovery import DSeparation
     >>> collider = DSeparation([[], [], [0, 1]])
     >>> collider.separated(0, 1, []), collider.separated(0, 1, [2])
@@ -327,38 +346,34 @@ class DSeparation:
         self.parents = tuple(tuple(sorted({int(one) for one in each})) for each in parents)
         hidden, chosen = set(latent or ()), tuple(int(one) for one in selection)
         if observed is None:
-            observed = [v for v in range(count) if v not in hidden and v not in set(chosen)]
+            observed = [v for v in range(count) if v not in hidden and v not in chosen]
         self.observed, self.selection = tuple(int(v) for v in observed), chosen
-        named = {*self.observed, *chosen, *hidden, *(p for each in self.parents for p in each)}
-        if named - set(range(count)):
-            raise InvalidArgument(f"nodes must be 0 ... {count - 1}; got {sorted(named - set(range(count)))}")
+        strange = {*self.observed, *chosen, *hidden, *(p for each in self.parents for p in each)} - set(range(count))
+        if strange:
+            raise InvalidArgument(f"nodes must be 0 ... {count - 1}; got {sorted(strange)}")
         if len(set(self.observed)) < len(self.observed) or set(self.observed) & ({*chosen} | hidden):
             raise InvalidArgument("observed nodes must be distinct and neither latent nor selection variables")
-        self._up = [sum(1 << p for p in each) for each in self.parents]
-        self._down = [0] * count
-        for child, each in enumerate(self.parents):
-            for parent in each:
-                self._down[parent] |= 1 << child
-        self._ancestors = _closure(self._up)
-        if any(self._ancestors[p] >> v & 1 for v, each in enumerate(self.parents) for p in each):
+        self._up = [mask_of(each) for each in self.parents]
+        self._down = [mask_of(v for v in range(count) if self._up[v] >> u & 1) for u in range(count)]
+        self._ancestors = list(self._up)
+        for via in range(count):
+            for v in range(count):
+                if self._ancestors[v] >> via & 1:
+                    self._ancestors[v] |= self._ancestors[via]
+        if any(self._ancestors[v] >> v & 1 for v in range(count)):
             raise InvalidArgument("parents must form a graph without cycles")
-        self._selected = sum(1 << s for s in chosen)
+        self.n = len(self.observed)
+        self._selected = mask_of(chosen)
         self._seen: dict[tuple[int, int], int] = {}
-
-    @property
-    def n(self) -> int:
-        return len(self.observed)
 
     def separated(self, x: int, y: int, z: Iterable[int]) -> bool:
         """Whether observed x and y are d-separated by z and the selection variables."""
-        given = self._selected
-        for one in z:
-            given |= 1 << self.observed[one]
+        given = self._selected | mask_of(self.observed[one] for one in z)
         return not self._reached(self.observed[x], given) >> self.observed[y] & 1
 
     def run(self, x: Ints, y: Ints, z: Ints) -> Decisions:
-        found = [self.separated(a, b, c) for a, b, c in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)]
-        apart = np.array(found, bool)
+        questions = zip(x.tolist(), y.tolist(), z.tolist(), strict=True)
+        apart = np.array([self.separated(*question) for question in questions], bool)
         return Decisions(np.where(apart, 0.0, 1.0), np.where(apart, 0.0, -np.inf), apart, np.ones(len(apart), bool))
 
     def _reached(self, x: int, given: int) -> int:
@@ -367,17 +382,17 @@ class DSeparation:
         if known is not None:
             return known
         opens = given
-        for v in _bits(given):
+        for v in bits(given):
             opens |= self._ancestors[v]
         # `rising`: nodes entered from a child; `falling`: entered from a parent.
         rising, falling, new_rising, new_falling = 0, 0, 1 << x, 0
         while new_rising or new_falling:
             rising, falling = rising | new_rising, falling | new_falling
             up = down = 0
-            for v in _bits(new_rising & ~given):
+            for v in bits(new_rising & ~given):
                 up |= self._up[v]
                 down |= self._down[v]
-            for v in _bits(new_falling):
+            for v in bits(new_falling):
                 if not given >> v & 1:
                     down |= self._down[v]
                 if opens >> v & 1:
@@ -385,64 +400,12 @@ class DSeparation:
             new_rising, new_falling = up & ~rising, down & ~falling
         if len(self._seen) >= 1 << 16:
             self._seen.clear()
-        found = self._seen[x, given] = rising | falling
-        return found
+        self._seen[x, given] = rising | falling
+        return rising | falling
 
 
-def _bits(mask: int) -> Iterable[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
-
-def _closure(up: list[int]) -> list[int]:
-    """All ancestors of each node, itself left out unless it lies on a cycle."""
-    found = list(up)
-    for via in range(len(up)):
-        for v in range(len(up)):
-            if found[v] >> via & 1:
-                found[v] |= found[via]
-    return found
-
-
-def _cosine(product: Floats, first: Floats, second: Floats) -> tuple[Floats, Bools]:
+def _cosine(product: Floats, first: Floats, second: Floats, root: Any = np.positive) -> tuple[Floats, Bools]:
+    """The cosine of vectors from their product and their lengths, or squared lengths with `root=np.sqrt`."""
     known = (first > _NOTHING) & (second > _NOTHING)
-    scale = np.sqrt(np.where(known, first * second, 1.0))
+    scale = root(np.where(known, first * second, 1.0))
     return np.where(known, np.clip(product / scale, -1.0, 1.0), 0.0), known
-
-
-def _decide(rho: Floats, known: Bools, samples: int, alpha: float, size: int) -> Decisions:
-    if samples - size - 3 <= 0:
-        known = np.zeros(len(rho), bool)
-        return Decisions(np.zeros(len(rho)), np.zeros(len(rho)), known, known)
-    log_p = np.where(known, log_p_value(rho, samples, size), 0.0)
-    return Decisions(rho, log_p, known & (log_p > math.log(alpha)), known)
-
-
-def _matrix(values: ArrayLike, name: str) -> Floats:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    try:
-        matrix = np.array(values, np.float64)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{name} must be a matrix of numbers; got {type(values).__name__}") from None
-    if matrix.ndim != 2:
-        raise InvalidArgument(f"{name} must be a matrix; got shape {matrix.shape}")
-    if not np.isfinite(matrix).all():
-        raise InvalidArgument(f"{name} holds {int((~np.isfinite(matrix)).sum())} values that are not finite")
-    return matrix
-
-
-def _level(alpha: float) -> float:
-    if not 0 < alpha < 1:
-        raise InvalidArgument(f"alpha must lie strictly between 0 and 1, e.g. 0.01; got {alpha!r}")
-    return float(alpha)
-
-
-def _samples(samples: int) -> int:
-    if int(samples) != samples or samples < 4:
-        raise InvalidArgument(
-            f"samples must be a whole number of at least 4 (Fisher's z divides by N - 3); got {samples!r}"
-        )
-    return int(samples)

@@ -14,13 +14,15 @@ from warnings import warn
 import numpy as np
 from numpy.typing import ArrayLike
 
+from heedful._checks import check_choice
 from heedful._errors import InvalidArgument
+from heedful._progress import Progress
 from heedful.discovery.graph import PAG
-from heedful.discovery.independence import FisherZ, IndependenceTest, correlation, indefiniteness
+from heedful.discovery.independence import FisherZ, Floats, IndependenceTest, correlation, indefiniteness, table
 from heedful.discovery.orientation import Oriented, meek, open_marks
 from heedful.discovery.paths import Marks, bits, mask_of, reachable_sets
-from heedful.discovery.questions import BLOCK, OutOfBudget, Progress, Questions, Sets, check_nodes, subsets
-from heedful.discovery.state import Pair, State
+from heedful.discovery.questions import BLOCK, OutOfBudget, Pair, Questions, Sets, check_nodes, subsets
+from heedful.discovery.state import State
 
 __all__ = ["LEARNERS", "MAX_TESTS", "discover", "discover_data", "fci", "icd", "pc"]
 
@@ -61,7 +63,7 @@ def icd(
         max_tests: a pass that would exceed this total is undone, and `stopped` says so; None for no limit.
         stable: ours: edges go at the end of a pass, and the rules count what any separating set of that size holds as in the set, so
             that numbering the nodes otherwise changes nothing. More tests are executed.
-        progress: called with the pairs done and to do in the pass under way, after the first second.
+        progress: called with the pairs done and to do in the pass under way, and what that is, after the first second.
 
     >>> from heedful.discovery import DSeparation, icd
     >>> icd(DSeparation([[], [], [0, 1], [2]]))
@@ -72,9 +74,7 @@ def icd(
     def one(size: int) -> None:
         pairs = state.pairs()
         if stable:
-            asked = ((pair, _near_sets(state, pair, size)) for pair in state.ask.counted(pairs))
-            for pair, found in state.ask.best(asked).items():
-                state.remove(pair, found.given, found.members)
+            state.remove_best((pair, _near_sets(state, pair, size)) for pair in state.ask.counted(pairs))
         elif size == 1:
             state.ask.singles(pairs, state.beside, state.remove)
         else:
@@ -83,7 +83,8 @@ def icd(
                 if given is not None:
                     state.remove(pair, given)
 
-    state.passes(range(state.ask.n - 1), one, state.orient_arrows)
+    # Arrowheads alone, by R0-R4.
+    state.passes(range(state.ask.n - 1), one, lambda: state.orient(complete=False))
     state.orient(selection_bias=selection_bias)
     return state.result("icd" if order is None else "ordered icd", selection_bias)
 
@@ -149,7 +150,7 @@ def fci(
     state = State(Questions(test, nodes, max_cond_size, max_tests, progress), names)
     _skeleton(state)
     stopped, reach = state.stopped, state.reach
-    state.took(Oriented(_sure_colliders(state)))
+    state.take(Oriented(_sure_colliders(state)))
     first, known = state.links.copy(), list(state.links.adjacent)
     around = [first.reached_through(v, -1, -1) for v in range(state.ask.n)]
 
@@ -212,7 +213,7 @@ def pc(
     """
     state = State(Questions(test, nodes, max_cond_size, max_tests, progress), names)
     _skeleton(state)
-    state.took(meek(state.skeleton, state.members))
+    state.take(meek(state.skeleton, state.members))
     return state.result("pc")
 
 
@@ -243,9 +244,7 @@ def _take_out(state: State, size: int, around: Callable[[int, int], list[int]], 
             # What the first end has given is not asked again.
             seen = [*seen, pool]
 
-    asked = ((pair, sets(*pair)) for pair in state.ask.counted(state.pairs()))
-    for pair, found in state.ask.best(asked).items():
-        state.remove(pair, found.given, found.members)
+    state.remove_best((pair, sets(*pair)) for pair in state.ask.counted(state.pairs()))
 
 
 def _member(mask: int, n: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -286,28 +285,26 @@ def discover(
     >>> discover(data=noise)
     PAG(3 nodes, 2 edges, learner='icd', alpha=0.01, samples=1000: x0 o-> x2, x1 o-> x2)
     """
-    if learner not in LEARNERS:
-        raise InvalidArgument(f"learner must be one of {', '.join(LEARNERS)}; got {learner!r}")
+    check_choice(LEARNERS, learner=learner)
     if (covariance is None) == (data is None):
         raise InvalidArgument("give either a covariance with samples=..., or data=...")
     _check_options(learner, options)
-    given = covariance if data is None else data
-    if data is not None:
-        if samples is not None:
-            raise InvalidArgument("samples are the rows of data; give samples with a covariance alone")
-        covariance, samples = _from_data(data)
-    elif samples is None:
-        raise InvalidArgument("a covariance needs samples=..., how many draws it was computed from")
-    assert covariance is not None
-    assert samples is not None
-    columns = [str(name) for name in getattr(given, "columns", ())]
+    if (data is None) == (samples is None):
+        raise InvalidArgument(
+            "samples are the rows of data; give samples with a covariance alone"
+            if samples is not None
+            else "a covariance needs samples=..., how many draws it was computed from"
+        )
+    columns = [str(name) for name in getattr(covariance if data is None else data, "columns", ())]
+    rows = None if data is None else table(data, "data")
+    C = table(covariance, "covariance") if rows is None else _scatter(rows)
     if options.get("names") is None and columns:
         nodes = options.get("nodes")
         options["names"] = columns if nodes is None else [columns[v] for v in check_nodes(len(columns), nodes)]
-    test = FisherZ(covariance, samples, alpha)
+    test = FisherZ(C, samples if rows is None else len(rows), alpha)  # type: ignore[arg-type]
     graph = LEARNERS[learner](test, **options)
-    notes = _oddities(np.asarray(covariance, np.float64), check_nodes(test.n, options.get("nodes")), graph.names)
-    if data is not None and _is_symmetric(data):
+    notes = _oddities(C, check_nodes(test.n, options.get("nodes")), graph.names)
+    if rows is not None and len(rows) == rows.shape[1] > 1 and rows.any() and np.allclose(rows, rows.T):
         notes += (
             "The table is square and symmetric, as a covariance is and data hardly ever are: if it is one, give it as a covariance with its "
             "number of samples.",
@@ -331,9 +328,7 @@ def _check_options(learner: str, options: dict[str, Any]) -> None:
             )
 
 
-def _oddities(
-    covariance: np.ndarray[Any, np.dtype[np.float64]], nodes: list[int], names: Sequence[str]
-) -> tuple[str, ...]:
+def _oddities(covariance: Floats, nodes: list[int], names: Sequence[str]) -> tuple[str, ...]:
     """What is wrong with a covariance, if not so wrong that it is refused."""
     notes = []
     still = [name for node, name in zip(nodes, names, strict=True) if not covariance[node, node] > 0]
@@ -352,41 +347,21 @@ def _oddities(
     return tuple(notes)
 
 
-def _is_symmetric(data: Any) -> bool:
-    values = np.array(data.detach().cpu().numpy() if hasattr(data, "detach") else data, np.float64)
-    return values.shape[0] == values.shape[1] > 1 and np.allclose(values, values.T) and bool(values.any())
-
-
 def discover_data(data: ArrayLike, alpha: float = 0.01, learner: str = "icd", **options: Any) -> PAG:
     """`discover(data=data, ...)`."""
     return discover(data=data, alpha=alpha, learner=learner, **options)
 
 
-def _from_data(data: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int]:
-    try:
-        values = np.array(data.detach().cpu().numpy() if hasattr(data, "detach") else data, np.float64)
-    except (TypeError, ValueError):
-        text = [
-            str(name) for name, kind in getattr(data, "dtypes", {}).items() if getattr(kind, "kind", "O") not in "biuf"
-        ]
-        which = (
-            f"; column{'s' * (len(text) != 1)} {', '.join(map(repr, text))} must be left out or made numbers"
-            if text
-            else ""
-        )
-        raise InvalidArgument(f"data must be a table of numbers; got {type(data).__name__}{which}") from None
-    if values.ndim != 2:
-        raise InvalidArgument(f"data must be [samples, variables]; got shape {values.shape}")
-    if not np.isfinite(values).all():
-        raise InvalidArgument(f"data holds {int((~np.isfinite(values)).sum())} values that are not finite")
-    if len(values) < 4:
+def _scatter(rows: Floats) -> Floats:
+    """A multiple of the covariance of data `[samples, n]`, each column scaled by its largest value."""
+    if len(rows) < 4:
         raise InvalidArgument(
-            f"data must have at least 4 rows, one for each sample (Fisher's z divides by N - 3); got {len(values)}"
+            f"data must have at least 4 rows, one for each sample (Fisher's z divides by N - 3); got {len(rows)}"
         )
-    centred = values - values.mean(axis=0)
+    centred = rows - rows.mean(axis=0)
     # Scaled first: squares of very large or small values leave the range.
     largest = np.abs(centred).max(axis=0, initial=0.0)
     # What rounding leaves of a constant is no variance.
-    centred[:, largest <= 1e-13 * np.abs(values).max(axis=0, initial=0.0)] = 0.0
+    centred[:, largest <= 1e-13 * np.abs(rows).max(axis=0, initial=0.0)] = 0.0
     centred /= np.where(largest > 0, largest, 1.0)
-    return centred.T @ centred, len(values)
+    return np.asarray(centred.T @ centred)

@@ -8,20 +8,21 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, combinations, islice
-from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful._checks import check_whole, is_whole
 from heedful._errors import InvalidArgument
-from heedful.discovery.independence import IndependenceTest
+from heedful._progress import Progress, silent
+from heedful.discovery.independence import Decisions, IndependenceTest
 from heedful.discovery.record import Recorder
 
-__all__ = ["BLOCK", "OutOfBudget", "Questions", "Separation", "check_nodes", "subsets", "whole_numbers"]
+__all__ = ["BLOCK", "OutOfBudget", "Pair", "Questions", "Separation", "check_nodes", "subsets", "whole_numbers"]
 
 Sets = NDArray[np.int32]
-Progress = Callable[[int, int], None]
+Pair = tuple[int, int]
 
 # Tests in one block: the arrays of a block stay within tens of MiB.
 BLOCK = 1 << 15
@@ -58,16 +59,14 @@ class Questions:
     ) -> None:
         self.test = test
         self.nodes = np.array(check_nodes(test.n, nodes), np.int32)
-        for name, value in (("max_cond_size", max_cond_size), ("max_tests", max_tests)):
-            if value is not None and (whole_numbers([value]) is None or value < 0):
-                raise InvalidArgument(f"{name} must be a whole number of at least 0, or None; got {value!r}")
-        self.limit = max_tests
-        self.max_size = max_cond_size
+        check_whole(0, optional=True, max_cond_size=max_cond_size, max_tests=max_tests)
+        self.limit, self.max_size = max_tests, max_cond_size
         self.record = Recorder()
         self.untestable_pairs = 0
         self._probing = False
-        self._progress = progress
-        self._began = self._told = time.perf_counter()
+        self._progress = progress or silent
+        # Nothing is shown of what ends within a second.
+        self._next = time.perf_counter() + 1
 
     @property
     def n(self) -> int:
@@ -93,43 +92,41 @@ class Questions:
             self._probing = False
         return False
 
-    def tell(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
         """Reports progress, from the first second on and ten times a second at most."""
         now = time.perf_counter()
-        if self._progress is not None and now - self._began > 1 and (now - self._told > 0.1 or done == total):
-            self._told = now
-            self._progress(done, total)
+        if now > self._next:
+            self._next = now + (0.1 if done < total else 0)
+            self._progress(done, total, "learning")
 
-    def counted(
-        self, pairs: Sequence[tuple[int, int]], done: int = 0, total: int | None = None
-    ) -> Iterator[tuple[int, int]]:
+    def counted(self, pairs: Sequence[Pair], done: int = 0, total: int | None = None) -> Iterator[Pair]:
         """The pairs, with progress: `done` of `total` lie before them."""
         for at, pair in enumerate(pairs, done):
-            self.tell(at, total or len(pairs))
+            self.report(at, total or len(pairs))
             yield pair
-        self.tell(done + len(pairs), total or len(pairs))
+        self.report(done + len(pairs), total or len(pairs))
 
-    def first(self, pair: tuple[int, int], blocks: Iterable[Sets]) -> tuple[int, ...] | None:
+    def first(self, pair: Pair, blocks: Iterable[Sets]) -> tuple[int, ...] | None:
         """The first of these sets that separates the pair; later ones do not count as executed."""
         x, y = pair
         for sets in _growing(blocks):
             if self._probing:
                 raise _Wanted
-            found = self._run(np.full(len(sets), x), np.full(len(sets), y), sets)
-            hits = np.flatnonzero(found.independent)
+            decisions = self._run(np.full(len(sets), x), np.full(len(sets), y), sets)
+            hits = np.flatnonzero(decisions.independent)
             used = int(hits[0]) + 1 if len(hits) else len(sets)
             if used > self.left:
                 raise OutOfBudget
-            self.record.add(np.full(used, x), np.full(used, y), sets[:used], *(each[:used] for each in found))
+            self.record.add(np.full(used, x), np.full(used, y), sets[:used], *(each[:used] for each in decisions))
             if len(hits):
                 return tuple(sets[used - 1].tolist())
         return None
 
     def singles(
         self,
-        pairs: Sequence[tuple[int, int]],
-        near: Callable[[tuple[int, int]], NDArray[np.bool_]],
-        remove: Callable[[tuple[int, int], tuple[int, ...]], None],
+        pairs: Sequence[Pair],
+        near: Callable[[Pair], NDArray[np.bool_]],
+        remove: Callable[[Pair, tuple[int, ...]], None],
     ) -> None:
         """What `first` does pair by pair with the single nodes of `near(pair)`, answered for many pairs at once.
 
@@ -142,12 +139,12 @@ class Questions:
             z = np.concatenate(nodes)[:, None]
             if self._probing and len(z):
                 raise _Wanted
-            found = self._run(x, y, z)
+            decisions = self._run(x, y, z)
             executed = np.zeros(len(x), bool)
             at = 0
             for pair, each in zip(self.counted(block, start, len(pairs)), nodes, strict=True):
                 rows = at + np.flatnonzero(near(pair)[each])
-                hits = np.flatnonzero(found.independent[rows])
+                hits = np.flatnonzero(decisions.independent[rows])
                 if len(hits):
                     rows = rows[: hits[0] + 1]
                     remove(pair, (int(z[rows[-1], 0]),))
@@ -155,17 +152,17 @@ class Questions:
                 at += len(each)
             if np.count_nonzero(executed) > self.left:
                 raise OutOfBudget
-            self.record.add(x[executed], y[executed], z[executed], *(each[executed] for each in found))
+            self.record.add(x[executed], y[executed], z[executed], *(each[executed] for each in decisions))
 
-    def best(self, asked: Iterable[tuple[tuple[int, int], Iterable[Sets]]]) -> dict[tuple[int, int], Separation]:
+    def best(self, questions: Iterable[tuple[Pair, Iterable[Sets]]]) -> dict[Pair, Separation]:
         """For every pair that some set separates: the set with the largest p-value, and all members of such sets; in joint blocks.
 
         Neither depends on an order of the nodes, so learners that use them give the same graph however these are numbered.
         """
-        chosen: dict[tuple[int, int], Separation] = {}
-        waiting: list[tuple[tuple[int, int], Sets]] = []
+        chosen: dict[Pair, Separation] = {}
+        waiting: list[tuple[Pair, Sets]] = []
         count = 0
-        for pair, blocks in asked:
+        for pair, blocks in questions:
             for sets in blocks:
                 if self._probing:
                     raise _Wanted
@@ -180,42 +177,44 @@ class Questions:
             self._choose(waiting, chosen)
         return chosen
 
-    def marginal(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def marginal(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs that are independent given nothing."""
         if len(pairs) > self.left:
             raise OutOfBudget
         x, y = np.array(pairs, np.int32).reshape(-1, 2).T
         z = np.zeros((len(pairs), 0), np.int32)
-        found = self._run(x, y, z)
-        self.record.add(x, y, z, *found)
-        return [pairs[at] for at in np.flatnonzero(found.independent).tolist()]
+        decisions = self._recorded(x, y, z)
+        return [pairs[at] for at in np.flatnonzero(decisions.independent).tolist()]
 
-    def separated(self, asked: Sequence[tuple[tuple[int, int], tuple[int, ...]]]) -> NDArray[np.bool_]:
+    def separated(self, questions: Sequence[tuple[Pair, tuple[int, ...]]]) -> NDArray[np.bool_]:
         """Whether each set separates its pair; these do not count against the budget, being as few as they are."""
-        found = np.zeros(len(asked), bool)
-        for size in sorted({len(given) for _, given in asked}):
-            rows = [at for at, (_, given) in enumerate(asked) if len(given) == size]
-            x, y = np.array([sorted(asked[at][0]) for at in rows]).T
-            z = np.array([asked[at][1] for at in rows], np.int32).reshape(len(rows), size)
-            answers = self._run(x, y, z)
-            self.record.add(x, y, z, *answers)
-            found[rows] = answers.independent
-        return found
+        apart = np.zeros(len(questions), bool)
+        for size in sorted({len(given) for _, given in questions}):
+            rows = [at for at, (_, given) in enumerate(questions) if len(given) == size]
+            x, y = np.array([sorted(questions[at][0]) for at in rows]).T
+            z = np.array([questions[at][1] for at in rows], np.int32).reshape(len(rows), size)
+            apart[rows] = self._recorded(x, y, z).independent
+        return apart
 
-    def _choose(self, waiting: list[tuple[tuple[int, int], Sets]], chosen: dict[tuple[int, int], Separation]) -> None:
+    def _choose(self, waiting: list[tuple[Pair, Sets]], chosen: dict[Pair, Separation]) -> None:
         pairs = np.array([pair for pair, _ in waiting])
         x, y = np.repeat(pairs, [len(sets) for _, sets in waiting], axis=0).T
         z = np.concatenate([sets for _, sets in waiting])
-        found = self._run(x, y, z)
-        self.record.add(x, y, z, *found)
-        for at in np.flatnonzero(found.independent).tolist():
+        decisions = self._recorded(x, y, z)
+        for at in np.flatnonzero(decisions.independent).tolist():
             pair, given = (int(x[at]), int(y[at])), tuple(z[at].tolist())
-            one = Separation(given, frozenset(given), (float(found.log_p[at]), -abs(float(found.rho[at]))))
+            rank = float(decisions.log_p[at]), -abs(float(decisions.rho[at]))
+            one = Separation(given, frozenset(given), rank)
             other = chosen.get(pair, one)
             chosen[pair] = max(other, one, key=lambda each: each.rank)._replace(members=one.members | other.members)
 
-    def _run(self, x: Any, y: Any, z: Any) -> Any:
+    def _run(self, x: Any, y: Any, z: Any) -> Decisions:
         return self.test.run(self.nodes[x], self.nodes[y], self.nodes[z])
+
+    def _recorded(self, x: Any, y: Any, z: Any) -> Decisions:
+        decisions = self._run(x, y, z)
+        self.record.add(x, y, z, *decisions)
+        return decisions
 
     def warn(self) -> None:
         """One warning if anything could not be tested."""
@@ -262,7 +261,7 @@ def check_nodes(n: int, nodes: Sequence[int] | None) -> list[int]:
     if nodes is None:
         return list(range(n))
     wanted = whole_numbers(nodes)
-    if wanted is None or len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(n)):
+    if wanted is None or len(set(wanted)) < len(wanted) or not set(wanted) <= {*range(n)}:
         raise InvalidArgument(
             f"nodes must be distinct whole numbers in 0 ... {n - 1}; got {' '.join(repr(nodes).split()):.80}"
         )
@@ -277,6 +276,6 @@ def whole_numbers(values: Any) -> list[int] | None:
     """
     try:
         given = list(values)
-        return None if any(isinstance(value, bool) for value in given) else [index(value) for value in given]
     except TypeError:
         return None
+    return [int(value) for value in given] if all(map(is_whole, given)) else None

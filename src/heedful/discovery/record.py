@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Recorder", "Row", "Tests"]
+
+# The columns of a record, in order.
+_TYPES = {
+    **dict.fromkeys(("x", "y", "z", "size"), np.int32),
+    **dict.fromkeys(("rho", "log_p"), np.float64),
+    **dict.fromkeys(("independent", "testable"), np.bool_),
+}
 
 
 class Row(NamedTuple):
@@ -58,33 +65,16 @@ class Tests:
         return (self[at] for at in range(len(self)))
 
     def __getitem__(self, at: int) -> Row:
-        given = tuple(self.z[at, : self.size[at]].tolist())
-        return Row(
-            int(self.x[at]),
-            int(self.y[at]),
-            given,
-            float(self.rho[at]),
-            float(self.log_p[at]),
-            bool(self.independent[at]),
-            bool(self.testable[at]),
-        )
+        x, y, z, size, *decision = (getattr(self, name)[at].tolist() for name in _TYPES)
+        return Row(x, y, tuple(z[:size]), *decision)
 
     def __repr__(self) -> str:
         return f"Tests({len(self)} executed, {int(self.independent.sum())} independent, sets up to {self.z.shape[1]})"
 
     def take(self, rows: NDArray[Any]) -> Tests:
         """These rows, by mask or index."""
-        size = self.size[rows]
-        return Tests(
-            self.x[rows],
-            self.y[rows],
-            self.z[rows, : int(size.max(initial=0))] if len(size) else self.z[rows, :0],
-            size,
-            self.rho[rows],
-            self.log_p[rows],
-            self.independent[rows],
-            self.testable[rows],
-        )
+        columns = {name: getattr(self, name)[rows] for name in _TYPES}
+        return Tests(**columns | {"z": columns["z"][:, : int(columns["size"].max(initial=0))]})
 
     def among(self, nodes: Sequence[int]) -> Tests:
         """The tests that name no other node, with the nodes renumbered by their place in `nodes`."""
@@ -94,42 +84,29 @@ class Tests:
         place[list(nodes)] = np.arange(len(nodes))
         kept = self.take((place[self.x] >= 0) & (place[self.y] >= 0) & (place[self.z] >= -1).all(axis=1))
         x, y, z = place[kept.x], place[kept.y], place[kept.z]
-        fill = np.where(z < 0, count, z)
-        fill.sort(axis=1)
+        fill = np.sort(np.where(z < 0, count, z), axis=1)
         z = np.where(fill == count, -1, fill).astype(np.int32)
-        return Tests(np.minimum(x, y), np.maximum(x, y), z, kept.size, *kept._found())
-
-    def _found(self) -> tuple[Any, ...]:
-        return self.rho, self.log_p, self.independent, self.testable
+        return replace(kept, x=np.minimum(x, y), y=np.maximum(x, y), z=z)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types alone; a p-value of 0 has no finite logarithm and is written as null."""
-        log_p = [value if value > -np.inf else None for value in self.log_p.tolist()]
-        sets = [row[:size] for row, size in zip(self.z.tolist(), self.size.tolist(), strict=True)]
-        return {
-            "x": self.x.tolist(),
-            "y": self.y.tolist(),
-            "z": sets,
-            "rho": self.rho.tolist(),
-            "log_p": log_p,
-            "independent": self.independent.tolist(),
-            "testable": self.testable.tolist(),
-        }
+        columns = {name: getattr(self, name).tolist() for name in _TYPES}
+        columns["z"] = [row[:size] for row, size in zip(columns["z"], columns.pop("size"), strict=True)]
+        columns["log_p"] = [value if value > -np.inf else None for value in columns["log_p"]]
+        return columns
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Tests:
-        sets = told["z"]
+    def from_dict(cls, columns: dict[str, Any]) -> Tests:
+        """The tests that `to_dict` wrote."""
+        sets = columns["z"]
         widest = max(map(len, sets), default=0)
-        return cls(
-            np.array(told["x"], np.int32),
-            np.array(told["y"], np.int32),
-            np.array([[*each, *[-1] * (widest - len(each))] for each in sets], np.int32).reshape(len(sets), widest),
-            np.array([len(each) for each in sets], np.int32),
-            np.array(told["rho"], np.float64),
-            np.array([-np.inf if value is None else value for value in told["log_p"]], np.float64),
-            np.array(told["independent"], bool),
-            np.array(told["testable"], bool),
-        )
+        lists = {name: columns[name] for name in _TYPES if name != "size"} | {
+            "z": [[*each, *[-1] * (widest - len(each))] for each in sets],
+            "size": [len(each) for each in sets],
+            "log_p": [-np.inf if value is None else value for value in columns["log_p"]],
+        }
+        arrays: dict[str, Any] = {name: np.array(lists[name], kind) for name, kind in _TYPES.items()}
+        return cls(**arrays | {"z": arrays["z"].reshape(len(sets), widest)})
 
 
 class Recorder:
@@ -157,17 +134,16 @@ class Recorder:
         del self._blocks[blocks:]
 
     def tests(self) -> Tests:
-        widest = max((block[2].shape[1] for block in self._blocks), default=0)
-        z = np.full((self.count, widest), -1, np.int32)
-        size = np.zeros(self.count, np.int32)
+        sets = [block[2] for block in self._blocks]
+        z = np.full((self.count, max((each.shape[1] for each in sets), default=0)), -1, np.int32)
+        size = np.repeat([each.shape[1] for each in sets], [len(each) for each in sets]).astype(np.int32)
         at = 0
-        for block in self._blocks:
-            rows, columns = block[2].shape
-            z[at : at + rows, :columns] = block[2]
-            size[at : at + rows] = columns
-            at += rows
-        x, y, rho, log_p, independent, testable = (
+        for each in sets:
+            z[at : at + len(each), : each.shape[1]] = each
+            at += len(each)
+        x, y, *decisions = (
             np.concatenate([np.zeros(0, kind), *(block[place] for block in self._blocks)], dtype=kind)
-            for place, kind in ((0, np.int32), (1, np.int32), (3, float), (4, float), (5, bool), (6, bool))
+            for place, kind in enumerate((np.int32, np.int32, None, float, float, bool, bool))
+            if kind
         )
-        return Tests(x, y, z, size, rho, log_p, independent, testable)
+        return Tests(x, y, z, size, *decisions)

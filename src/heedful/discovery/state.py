@@ -12,11 +12,9 @@ from heedful._errors import InvalidArgument
 from heedful.discovery.graph import PAG
 from heedful.discovery.orientation import Oriented, open_marks, orient
 from heedful.discovery.paths import Links
-from heedful.discovery.questions import OutOfBudget, Questions, whole_numbers
+from heedful.discovery.questions import OutOfBudget, Pair, Questions, Sets, whole_numbers
 
-__all__ = ["Pair", "State"]
-
-Pair = tuple[int, int]
+__all__ = ["State"]
 
 
 class State:
@@ -49,8 +47,8 @@ class State:
 
     def pairs(self) -> list[Pair]:
         """The edges left, i < j, in the order of the nodes."""
-        found = [(i, j) for i, j in np.argwhere(np.triu(self.skeleton)).tolist()]
-        return found if self.order is None else sorted(found, key=lambda pair: sorted(self.rank[v] for v in pair))
+        pairs = [(i, j) for i, j in np.argwhere(np.triu(self.skeleton)).tolist()]
+        return sorted(pairs, key=lambda pair: sorted(self.rank[v] for v in pair))
 
     def remove(self, pair: Pair, given: tuple[int, ...], members: frozenset[int] | None = None) -> None:
         """Takes an edge out at once. `members` are those of all sets that would do: rules count them as in the set."""
@@ -60,34 +58,36 @@ class State:
         self.members[pair] = frozenset(given) if members is None else members
         self.links.cut(i, j)
 
+    def remove_best(self, questions: Iterable[tuple[Pair, Iterable[Sets]]]) -> None:
+        """Takes out, at the end, every pair that one of its sets separates."""
+        for pair, separation in self.ask.best(questions).items():
+            self.remove(pair, separation.given, separation.members)
+
     def beside(self, pair: Pair) -> NDArray[np.bool_]:
         """The nodes that share an edge with one of the pair; with an order, with its later one, and before it."""
         i, j = pair
         if self.order is None:
-            found: NDArray[np.bool_] = self.skeleton[i] | self.skeleton[j]
+            near: NDArray[np.bool_] = self.skeleton[i] | self.skeleton[j]
         else:
             base = i if self.rank[i] > self.rank[j] else j
-            found = self.skeleton[base] & (np.array(self.rank) < self.rank[base])
-        found[[i, j]] = False
-        return found
+            near = self.skeleton[base] & (np.array(self.rank) < self.rank[base])
+        near[[i, j]] = False
+        return near
 
     def _remove_all(self, pairs: list[Pair]) -> None:
         self.sepsets.update(dict.fromkeys(pairs, ()))
         self.members.update(dict.fromkeys(pairs, frozenset()))
         i, j = np.array(pairs, int).reshape(-1, 2).T
         self.skeleton[i, j] = self.skeleton[j, i] = False
-        self.took(Oriented(np.where(self.skeleton, self.marks, 0).astype(np.int8)))
+        self.take(Oriented(np.where(self.skeleton, self.marks, 0).astype(np.int8)))
 
     def orient(self, **how: Any) -> None:
         """Resets the marks and applies the rules."""
-        self.took(orient(open_marks(self.skeleton, self.order), self.members, **how))
+        self.take(orient(open_marks(self.skeleton, self.order), self.members, **how))
 
-    def orient_arrows(self) -> None:
-        """Resets the marks and applies R0-R4."""
-        self.orient(complete=False)
-
-    def took(self, found: Oriented) -> None:
-        self.marks, self.conflicts = found.marks, len(found.conflicts)
+    def take(self, oriented: Oriented) -> None:
+        """Makes these the marks."""
+        self.marks, self.conflicts = oriented.marks, len(oriented.conflicts)
         self.links = Links.of(self.marks)
 
     def passes(
@@ -109,11 +109,8 @@ class State:
             if too_large is not None and size >= too_large:
                 if self.ask.would_ask(one, size):
                     self.ask.untestable_pairs += left
-                    self._stop(
-                        size,
-                        f"{self.ask.test.samples} samples cannot test sets of {size} or more variables; "
-                        f"{left} pairs stay adjacent without such tests.",
-                    )
+                    what = f"{self.ask.test.samples} samples cannot test sets of {size} or more variables"
+                    self._stop(size, f"{what}; {left} pairs stay adjacent without such tests.")
                 return
             if self.ask.max_size is not None and size > self.ask.max_size:
                 self.reach = self.ask.max_size if self.ask.would_ask(one, size) else self.reach
@@ -129,10 +126,8 @@ class State:
                 self.ask.record.back_to(mark)
                 self.skeleton, (self.sepsets, self.members) = skeleton, kept
                 self.links = Links.of(np.where(skeleton, self.marks, 0).astype(np.int8))
-                self._stop(
-                    size,
-                    f"Stopped before sets of {size} variables: with them more than {self.ask.limit} tests would be needed.",
-                )
+                why = f"with them more than {self.ask.limit} tests would be needed"
+                self._stop(size, f"Stopped before sets of {size} variables: {why}.")
                 return
             if after is not None:
                 after()
@@ -140,7 +135,8 @@ class State:
             if not tested and not gaps:
                 return
             if tested and tested == self.ask.record.untestable - mark[2]:
-                self._stop(size, f"No set of {size} or more variables could be tested: they determine one another.")
+                why = "they determine one another"
+                self._stop(size, f"No set of {size} or more variables could be tested: {why}.")
                 return
 
     def _stop(self, size: int, why: str) -> None:
@@ -168,13 +164,13 @@ class State:
 def _names(names: Sequence[str] | None, ask: Questions) -> tuple[str, ...]:
     if names is None:
         return tuple(f"x{v}" for v in ask.nodes.tolist())
-    found = tuple(str(name) for name in names)
-    if len(found) != ask.n:
-        raise InvalidArgument(f"{ask.n} nodes need as many names; got {len(found)}")
-    twice = sorted({name for name in found if found.count(name) > 1})
+    strings = tuple(str(name) for name in names)
+    if len(strings) != ask.n:
+        raise InvalidArgument(f"{ask.n} nodes need as many names; got {len(strings)}")
+    twice = sorted({name for name in strings if strings.count(name) > 1})
     if twice:
         raise InvalidArgument(f"names must differ from one another; {', '.join(twice[:3])} stands more than once")
-    return found
+    return strings
 
 
 def _permutation(order: Sequence[int | str], names: Sequence[str]) -> tuple[int, ...]:
@@ -184,10 +180,10 @@ def _permutation(order: Sequence[int | str], names: Sequence[str]) -> tuple[int,
         given = [] if isinstance(order, str) else list(order)
     except TypeError:
         given = []
-    found = whole_numbers([place.get(node, node) if isinstance(node, str) else node for node in given])
-    if found is None or sorted(found) != list(range(len(names))):
+    nodes = whole_numbers([place.get(node, node) if isinstance(node, str) else node for node in given])
+    if nodes is None or sorted(nodes) != list(range(len(names))):
         raise InvalidArgument(
             f"order must hold each of the {len(names)} nodes once, causes first: a permutation of 0 ... {len(names) - 1}, or of their "
             f"names; got {' '.join(repr(order).split()):.80}"
         )
-    return tuple(found)
+    return tuple(nodes)

@@ -5,7 +5,7 @@ A kernel is data: it prints, compares, hashes, and goes through JSON. `a * b` mu
 """
 
 from heedful.kernels._algebra import Divided, Product, Scaled, Sum
-from heedful.kernels._base import Folded, Kernel, Traits
+from heedful.kernels.base import Folded, FusedForm, Kernel, Traits
 from heedful.kernels.elementwise import Cosine, Polynomial, Relu, ReluSquared, Sigmoid
 from heedful.kernels.feature_map import FeatureMap
 from heedful.kernels.higher_order import HigherOrder
@@ -17,6 +17,7 @@ __all__ = [
     "Divided",
     "FeatureMap",
     "Folded",
+    "FusedForm",
     "Gaussian",
     "HigherOrder",
     "Kernel",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import (
+from heedful.kernels.base import (
     Division,
     Folded,
+    FusedForm,
     Kernel,
     Parameter,
     Traits,
@@ -86,6 +90,11 @@ class Product(_Pair):
             1.0,
         )
 
+    @property
+    def fused_form(self) -> FusedForm | None:
+        known = self.folds and self.traits.division == "sum"
+        return FusedForm("exp", 1.0, division="sum", inputs="folded") if known else None
+
 
 class Sum(_Pair):
     """Coefficients added, each as `attend` would use it: attend(a + b) = attend(a) + attend(b)."""
@@ -138,6 +147,11 @@ class Scaled(Kernel):
     def feature_size(self, head_dim: int) -> int | None:
         return None if self.kernel.traits.division else self.kernel.feature_size(head_dim)
 
+    @property
+    def fused_form(self) -> FusedForm | None:
+        inner = self.kernel.fused_form
+        return inner and replace(inner, factors=(*inner.factors, self.factor))
+
 
 class Divided(Kernel):
     """Rows of coefficients divided by their sum, or by the number of keys the row may attend to."""
@@ -187,3 +201,13 @@ class Divided(Kernel):
 
     def fold(self, query: Tensor, key: Tensor) -> Folded | None:
         return self.kernel.fold(query, key)
+
+    @property
+    def fused_form(self) -> FusedForm | None:
+        inner = self.kernel.fused_form
+        # Rows are divided once, and multiplied behind that.
+        return None if inner is None or inner.division or inner.factors else replace(inner, division=self.by)
+
+    @property
+    def fused_map(self) -> Literal["elu", "relu"] | None:
+        return self.kernel.fused_map if self.by == "sum" else None

@@ -5,8 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument
-from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, per_head, shifted, unit
+from heedful._checks import check_whole
+from heedful.kernels.base import (
+    FusedForm,
+    Kernel,
+    Parameter,
+    Traits,
+    check_parameter,
+    default_scale,
+    per_head,
+    shifted,
+    unit,
+)
 
 
 class Sigmoid(Kernel):
@@ -37,6 +47,10 @@ class Sigmoid(Kernel):
     def activation(self, score: Tensor) -> Tensor:
         return score.sigmoid()
 
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm("sigmoid", self.scale, self.bias)
+
 
 class Relu(Kernel):
     r"""Rectified attention: $\kappa(q, k) = \max(0, s\, q \cdot k)$, rows not normalised."""
@@ -56,12 +70,20 @@ class Relu(Kernel):
     def activation(self, score: Tensor) -> Tensor:
         return score.relu()
 
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm("relu", self.scale)
+
 
 class ReluSquared(Relu):
     r"""Squared rectified attention: $\kappa(q, k) = \max(0, s\, q \cdot k)^2$, rows not normalised."""
 
     def activation(self, score: Tensor) -> Tensor:
         return score.relu().square()
+
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm("relu_squared", self.scale)
 
 
 class Cosine(Kernel):
@@ -83,6 +105,10 @@ class Cosine(Kernel):
     def feature_size(self, head_dim: int) -> int:
         return head_dim
 
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm("power", 1.0, inputs="unit")
+
 
 class Polynomial(Kernel):
     r"""Polynomial attention: $\kappa(q, k) = (s\, q \cdot k + c)^p$, rows not normalised.
@@ -101,8 +127,7 @@ class Polynomial(Kernel):
     scale: Parameter | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
-            raise InvalidArgument(f"Polynomial: degree must be a positive integer; got {self.degree!r}")
+        check_whole(degree=self.degree)
         check_parameter(self, "offset")
         check_parameter(self, "scale", optional=True)
 
@@ -130,6 +155,10 @@ class Polynomial(Kernel):
         if self.degree > 2:
             return None
         return (head_dim + (isinstance(self.offset, Tensor) or self.offset != 0.0)) ** self.degree
+
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm("power", self.scale, self.offset, degree=self.degree)
 
 
 def _outer(x: Tensor) -> Tensor:

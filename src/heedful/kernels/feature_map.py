@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import Kernel, Parameter, Traits, check_parameter, default_scale, unit
+from heedful.kernels.base import Kernel, Parameter, Traits, check_parameter, default_scale, unit
 
 MapName = Literal["elu", "relu", "cosine", "random"]
 
@@ -40,18 +41,14 @@ class FeatureMap(Kernel):
     scale: Parameter | None = None
 
     def __post_init__(self) -> None:
-        if self.map not in get_args(MapName):
-            raise InvalidArgument(f"FeatureMap: map must be one of {', '.join(get_args(MapName))}; got {self.map!r}")
+        check_choice(MapName, map=self.map)
         if self.map == "cosine" and self.normalize:
             raise InvalidArgument(
                 "FeatureMap('cosine'): coefficients may be negative, so a row sum may vanish; leave normalize unset"
             )
-        if isinstance(self.features_count, bool) or not isinstance(self.features_count, int) or self.features_count < 1:
-            raise InvalidArgument(f"FeatureMap: features_count must be a positive integer; got {self.features_count!r}")
-        if self.normalize not in (None, True, False) or isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InvalidArgument(
-                f"FeatureMap: normalize is True, False or None and seed an integer; got {self.normalize!r}, {self.seed!r}"
-            )
+        check_choice((True, False), optional=True, normalize=self.normalize)
+        check_whole(features_count=self.features_count)
+        check_whole(-(2**63), seed=self.seed)
         check_parameter(self, "scale", positive=True, optional=True)
 
     @property
@@ -90,6 +87,10 @@ class FeatureMap(Kernel):
 
     def feature_size(self, head_dim: int) -> int:
         return self.features_count if self.map == "random" else head_dim
+
+    @property
+    def fused_map(self) -> Literal["elu", "relu"] | None:
+        return self.map if self.map == "elu" or self.map == "relu" else None
 
     def _exponent(self, x: Tensor) -> Tensor:
         # In float64: e to the minus squared norm of an ordinary vector leaves the range of float32.

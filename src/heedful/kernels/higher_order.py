@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from heedful._checks import is_whole
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import Kernel, Parameter, Traits, _brief
+from heedful.kernels.base import Kernel, Parameter, Traits, _brief
 from heedful.kernels.elementwise import Polynomial
 from heedful.kernels.softmax import Softmax
 
@@ -41,7 +42,7 @@ class HigherOrder(Kernel):
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, Kernel) or isinstance(self.kernel, HigherOrder):
             raise InvalidArgument(f"HigherOrder: kernel must be a kernel of pairs; got {self.kernel!r}")
-        if isinstance(self.order, bool) or not isinstance(self.order, int) or self.order < 4 or self.order % 2:
+        if not is_whole(self.order) or self.order < 4 or self.order % 2:
             raise InvalidArgument(f"HigherOrder: order must be an even number of at least 4; got {self.order!r}")
         if self.mix is not None and not (isinstance(self.mix, Tensor) and self.mix.dim() in (2, 3)):
             raise InvalidArgument(
@@ -66,16 +67,15 @@ class HigherOrder(Kernel):
         size = query.shape[-1]
         if self.mix is not None and self.mix.shape[-2:] != (size, size):
             raise InvalidArgument(f"HigherOrder: mix has shape {tuple(self.mix.shape)}; expected (..., {size}, {size})")
-        for _ in range(self.moves):
-            query = attend(query, key, kernel=MOVE)
+        for kernel in self.moves:
+            query = attend(query, key, kernel=kernel)
             if self.mix is not None:
                 query = query @ self.mix.to(query.dtype)
         return query
 
     @property
-    def moves(self) -> int:
-        """How often the query is moved."""
-        return self.order // 2 - 1
+    def moves(self) -> tuple[Kernel, ...]:
+        return (MOVE,) * (self.order // 2 - 1)
 
     def with_scale(self, scale: float | None) -> Kernel:
         return self if scale is None else HigherOrder(self.kernel.with_scale(scale), self.order, self.mix)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from heedful.kernels._base import Folded, Kernel, Parameter, Traits, check_parameter, default_scale, per_head, wide
+from heedful.kernels.base import (
+    Folded,
+    FusedForm,
+    Kernel,
+    Parameter,
+    Traits,
+    check_parameter,
+    default_scale,
+    per_head,
+    wide,
+)
 
 
 class Softmax(Kernel):
@@ -34,3 +44,11 @@ class Softmax(Kernel):
             return Folded(query, key, None, query.shape[-1] ** -0.5 if self.scale is None else self.scale)
         scaled = wide(query) * per_head(self.scale, wide(query))
         return Folded(scaled.to(query.dtype), key, None, 1.0)
+
+    @property
+    def is_plain_softmax(self) -> bool:
+        return not isinstance(self.scale, Tensor)
+
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm("exp", self.scale, division="sum")

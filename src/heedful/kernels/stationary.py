@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.kernels._base import (
+from heedful.kernels.base import (
     Folded,
+    FusedForm,
     Kernel,
     Parameter,
     Traits,
@@ -71,6 +72,11 @@ class Gaussian(_Distance):
             by_head = precision[..., 0] if precision.dim() == 3 else precision
             return Folded((wide(query) * precision).to(query.dtype), key, column * by_head, 1.0)
         return Folded(query, key, column * precision, precision)
+
+    @property
+    def fused_form(self) -> FusedForm:
+        precision = None if self.bandwidth is None else self.bandwidth**-2
+        return FusedForm("exp", precision, division="sum" if self.normalize else None, distance=True)
 
 
 class Laplace(_Distance):

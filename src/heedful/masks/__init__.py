@@ -12,7 +12,12 @@ block, so that none is expanded to queries x keys unless an implementation asks 
 torch.Size([2, 3, 7, 4])
 """
 
-from heedful.masks._algebra import (
+from heedful.masks._blocks import blocks
+from heedful.masks._faces import from_multihead, from_sdpa, from_transformers, to_multihead, to_sdpa, to_transformers
+from heedful.masks._low_rank import low_rank
+from heedful.masks._packed import packed
+from heedful.masks._parts import Parts, parts, split_causal
+from heedful.masks.algebra import (
     Block,
     Mask,
     beside,
@@ -25,11 +30,6 @@ from heedful.masks._algebra import (
     padding,
     window,
 )
-from heedful.masks._blocks import blocks
-from heedful.masks._faces import from_multihead, from_sdpa, from_transformers, to_multihead, to_sdpa, to_transformers
-from heedful.masks._low_rank import low_rank
-from heedful.masks._packed import packed
-from heedful.masks._parts import Parts, parts, split_causal
 
 __all__ = [
     "Block",

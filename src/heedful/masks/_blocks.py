@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from heedful._checks import is_whole
 from heedful._errors import InvalidArgument
-from heedful.masks._algebra import Block, Mask, _slice
 from heedful.masks._checks import broadcasts, check_boolean
+from heedful.masks.algebra import Block, Mask, _slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,6 @@ def blocks(keep: Tensor, size: int | tuple[int, int]) -> Mask:
     if keep.dim() < 2:
         raise InvalidArgument(f"blocks: keep must have an axis of rows and one of columns; got {tuple(keep.shape)}")
     both = size if isinstance(size, tuple) else (size, size)
-    if len(both) != 2 or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in both):
+    if len(both) != 2 or any(not is_whole(one) or one < 1 for one in both):
         raise InvalidArgument(f"blocks: size must be a positive integer or a pair of them; got {size!r}")
     return _Blocks(keep, both)

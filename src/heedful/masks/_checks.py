@@ -1,4 +1,4 @@
-"""What masks check of what they are given, and what they may read of it."""
+"""What masks check of what they are given."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-
-
-def readable(x: Tensor) -> bool:
-    """Whether values may be looked at: not where that would wait for a device, nor while torch traces or transforms."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return not traced and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def check_boolean(name: str, keep: object) -> None:

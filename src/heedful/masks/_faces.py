@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.masks._algebra import Mask, _Dense, _Keys, causal
+from heedful.masks.algebra import Mask, _Dense, _Keys, causal
 
 
 def from_sdpa(attn_mask: Mask | Tensor | None, is_causal: bool = False) -> Mask | None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.masks._algebra import Block, Mask
 from heedful.masks._checks import broadcasts
-from heedful.masks._factors import Factors
+from heedful.masks.algebra import Block, Mask
+from heedful.masks.factors import Factors
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.masks._algebra import Block, Mask, Range
-from heedful.masks._checks import made_tensor, readable
+from heedful._runtime import readable
+from heedful.masks._checks import made_tensor
+from heedful.masks.algebra import Block, Mask, Range
 
 # Positions outside every sequence: a query there and a key there differ from all others and from each other.
 NO_QUERY, NO_KEY = -1, -2

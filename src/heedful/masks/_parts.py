@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from heedful.masks._algebra import Block, Mask, _And, _Causal, _Document, _offset, _Padding, _Window
 from heedful.masks._blocks import _Blocks
 from heedful.masks._packed import _Packed
+from heedful.masks.algebra import Block, Mask, _And, _Causal, _Document, _offset, _Padding, _Window
 
 
 class Parts(NamedTuple):

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._runtime import full_precision
 from heedful.nn._describe import Primal, find_map
 from heedful.nn._module import Module, check_heads, check_input, check_positive
 from heedful.nn._primal_results import PrimalDual, PrimalScores
 from heedful.ops import ksvd
 from heedful.ops import primal as ops
-from heedful.ops._request import wide
 from heedful.ops.primal import Penalty, Reduction, Trace
+from heedful.ops.request import wide
 
 
 class PrimalCore(Module):
@@ -111,7 +112,7 @@ class PrimalCore(Module):
                 "the last forward pass recorded no gradients, so those of its loss would be wrong: call ksvd_loss under "
                 "torch.no_grad() too, and give gradient checkpointing use_reentrant=False"
             )
-        with ops.exact(self._last.energy), torch.set_grad_enabled(wanted and self._recorded):
+        with full_precision(self._last.energy.device), torch.set_grad_enabled(wanted and self._recorded):
             return ops.penalty(self._last, self._lambda(), reduction, trace, penalty)
 
     def kkt_residual(
@@ -125,20 +126,20 @@ class PrimalCore(Module):
         weights = self._sample(x, keep), self.w_e, self.w_r, none, none, None, keep
         parts = ops.folded(query, key, *weights, feature_map=self._kernel, parts="kkt").parts
         assert parts is not None
-        with ops.exact(x):
+        with full_precision(x.device):
             return ops.residual(parts, self._lambda(), reduction)
 
     def kernel_matrix(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         r"""$K_X = \Phi_q F^T F \Phi_k^T$, `[B, H, n, n]`: what the layer decomposes. O(n^2), to look at; zero at padding."""
         query, key, sample = self.features(x, key_padding_mask)
-        with ops.exact(query):
+        with full_precision(query.device):
             return query @ key.mT if sample is None else (query @ sample.mT) @ (key @ sample.mT).mT
 
     def to_dual(self, x: Tensor, key_padding_mask: Tensor | None = None) -> PrimalDual:
         """The dual variables of x: E = K_X H_r is attention with the values H_r; see `heedful.ops.ksvd.dual_variables`."""
         query, key, sample = self.features(x, key_padding_mask)
         w_e, w_r = (w.to(query.dtype) for w in (self.w_e, self.w_r))
-        with ops.exact(query):
+        with full_precision(query.device):
             return PrimalDual(*ksvd.dual_variables(w_e, w_r, query, key, sample))
 
     @torch.no_grad()
@@ -247,7 +248,7 @@ class PrimalCore(Module):
         self._refuse_prefix()
         x, keep = self._entry(x, key_padding_mask)
         query, key = self._queries_keys(x, keep)
-        with ops.exact(x):
+        with full_precision(x.device):
             query, key = (ops.kept(phi, keep) for phi in ops.features(query, key, self._kernel))
             sample = self._sample(x, keep)
             return query, key, None if sample is None else sample.to(query.dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._runtime import full_precision
 from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
 from heedful.nn._module import check_dropout
@@ -141,7 +142,7 @@ class PrimalAttention(PrimalCore):
         seen = seen.cumsum(dim=-1) if state is None else seen.cumsum(dim=-1) + state.seen[:, None]  # [B, t]
         query, key = self._projected(x)
         move = self._step_mean if self.causal == "cummean" else self._step_prefix
-        with ops.exact(query):
+        with full_precision(query.device):
             scores, left, right = move(x, query, key, keep, seen, state)
             out = ops.read(scores, *self._readout()).to(query.dtype)
         return PrimalStep(self._leave(out, keep), PrimalState(left, right, seen[:, -1], past + x.shape[1]))

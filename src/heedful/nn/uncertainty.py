@@ -16,8 +16,8 @@ from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
 from heedful.nn._module import check_positive
 from heedful.nn._primal_core import PrimalCore
-from heedful.ops._request import wide
 from heedful.ops.primal import TrackLoss
+from heedful.ops.request import wide
 
 Average = Literal["logits", "probs"]
 

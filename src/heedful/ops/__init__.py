@@ -1,8 +1,8 @@
 """The same mathematics, faster: implementations of `attend`, behind one registry."""
 
 from heedful.ops import fold, fused, linear, reference, stream
-from heedful.ops._request import Cost, Implementation, Request
 from heedful.ops.linear import LinearState, Step
+from heedful.ops.request import Cost, Implementation, Request
 
 __all__ = ["IMPLEMENTATIONS", "Cost", "Implementation", "LinearState", "Request", "Step"]
 

@@ -6,14 +6,11 @@ rounding error of about 1e-7 times the score of either vector with the origin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from heedful.kernels import Kernel
-from heedful.kernels._base import readable
-from heedful.ops._request import Request
+from heedful._runtime import readable
+from heedful.ops.request import Request
 
 SAMPLE, MIDDLE = 31, 7
 """Of so many keys, spread over all of them, the mean of so many in the middle is the centre."""
@@ -22,7 +19,7 @@ FAR = 64.0
 """The score with the origin beyond which float32 is not enough."""
 
 
-def steadied(request: Request, impl: str) -> Request:
+def steadied(request: Request, chosen: str, *, by_name: bool) -> Request:
     """The same request where rounding does not matter: about another origin, or in float64.
 
     The origin moves where all rows see the same keys: to the middle of some of these, one for every head, so that a head
@@ -36,11 +33,11 @@ def steadied(request: Request, impl: str) -> Request:
     if shared:
         request = _moved(request)
     if request.query.device.type != "cpu":
-        doubled = not shared and impl in ("reference", "stream")
+        doubled = not shared and by_name and chosen in ("reference", "stream")
     elif readable(request.query) and readable(request.key):
-        doubled = impl != "triton" and not _near(request)
+        doubled = chosen != "triton" and not _near(request)
     else:
-        doubled = impl != "triton" and not shared
+        doubled = chosen != "triton" and not shared
     if not doubled:
         return request
     query, key, value = (x.double() for x in (request.query, request.key, request.value))
@@ -79,15 +76,6 @@ def _near(request: Request) -> bool:
         vectors = request.query, request.per_head(request.key)
         return all(
             leaf.scored and float(leaf.score(x, origin).abs().max()) < FAR
-            for leaf in _leaves(request.kernel)
+            for leaf in request.kernel.leaves()
             for x in vectors
         )
-
-
-def _leaves(kernel: Kernel) -> Iterator[Kernel]:
-    """The kernels that a composition is made of."""
-    inner = [part for _, part in kernel._items() if isinstance(part, Kernel)]
-    if not inner:
-        yield kernel
-    for part in inner:
-        yield from _leaves(part)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from heedful.kernels._base import Folded
+from heedful.kernels.base import Folded
 from heedful.masks import split_causal
-from heedful.masks._factors import side_by_side
+from heedful.masks.factors import side_by_side
 from heedful.ops import reference
-from heedful.ops._request import Cost, Implementation, Request, wide
+from heedful.ops.request import Cost, Implementation, Request, wide
 
 
 def run(request: Request) -> Tensor:

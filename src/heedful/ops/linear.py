@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from heedful._errors import InvalidArgument
-from heedful.kernels import FeatureMap, Kernel
-from heedful.kernels._algebra import Divided
-from heedful.kernels._base import divisor
+from heedful.kernels import Kernel
+from heedful.kernels.base import divisor
 from heedful.masks import Mask, split_causal
-from heedful.ops._request import Cost, Implementation, Request, wide
 from heedful.ops.fused import chunk_ops
+from heedful.ops.request import Cost, Implementation, Request, wide
 
 CHUNK = 128
 
@@ -42,7 +41,7 @@ def run(request: Request) -> Tensor:
     is_causal, mask = parts
     division = request.kernel.traits.division
     fused = _fusable(request.kernel, request.query, request.value)
-    name = _map_inside(request.kernel)
+    name = request.kernel.fused_map
     # One sum over all keys is a matrix product, which loses only where 16 bit would be written out in 32 first.
     if fused and name is not None and (is_causal or request.query.dtype != torch.float32):
         return _run_fused(request, name, is_causal, _visible(request, mask, torch.float32))
@@ -70,15 +69,6 @@ def sums(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Te
 
 def _fusable(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
     return chunk_ops.usable(query, value, kernel.feature_size(query.shape[-1]) or 0, FUSED)
-
-
-def _map_inside(kernel: Kernel) -> chunk_ops.MapName | None:
-    """The map that the fused kernels apply themselves, if the kernel is one: exactly, not a subclass with its own."""
-    if type(kernel) is Divided and kernel.by == "sum":
-        return _map_inside(kernel.kernel)
-    if type(kernel) is not FeatureMap or kernel.traits.division == "count":
-        return None
-    return "elu" if kernel.map == "elu" else "relu" if kernel.map == "relu" else None
 
 
 def _run_fused(request: Request, name: chunk_ops.MapName, is_causal: bool, weight: Tensor | None) -> Tensor:
@@ -114,7 +104,7 @@ def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: Linea
     """Continues causal attention by the given tokens: O(F E) each, whatever came before."""
     dtype, length = value.dtype, query.shape[-2]
     fused = _fusable_step(kernel, query, key, value, state)
-    name = _map_inside(kernel) if fused else None
+    name = kernel.fused_map if fused else None
     given = value
     if name is None:
         query, key, value = _prepare(kernel.steady_features, query, key, value)
@@ -225,7 +215,7 @@ def refuse(request: Request) -> str | None:
 
 def guards(request: Request) -> bool:
     """The fused kernels read no hidden key, and let no later one reach an earlier row."""
-    return _fusable(request.kernel, request.query, request.value) and _map_inside(request.kernel) is not None
+    return _fusable(request.kernel, request.query, request.value) and request.kernel.fused_map is not None
 
 
 def cost(request: Request) -> Cost:
@@ -235,7 +225,7 @@ def cost(request: Request) -> Cost:
     item = wide(request.query.dtype).itemsize
     flops = 2.0 * heads * (queries + keys) * size * width
     fused = _fusable(request.kernel, request.query, request.value)
-    memory = 0 if fused and _map_inside(request.kernel) is not None else heads * (queries + keys) * size
+    memory = 0 if fused and request.kernel.fused_map is not None else heads * (queries + keys) * size
     parts = split_causal(request.mask, request.shape)
     if parts is not None and parts[0]:
         chunk = min(CHUNK, queries)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from heedful import masks
-from heedful._errors import InvalidArgument, Unsupported
+from heedful._checks import check_choice
+from heedful._errors import Unsupported
+from heedful._runtime import full_precision
 from heedful.kernels import Cosine, Kernel, Polynomial
 from heedful.ops import linear
-from heedful.ops._request import Request, wide
 from heedful.ops.fused import primal_ops
 from heedful.ops.ksvd import lifted, lowered, relative_gap
+from heedful.ops.request import Request, wide
 
 COSINE = Cosine()
 IDENTITY = Polynomial(1, scale=1.0)
@@ -93,7 +94,7 @@ def sample(x: Tensor, rows: int, how: str, keep: Tensor | None = None) -> Tensor
     # Places past a segment's end have no share; they stay on tokens all the same.
     places = (first[..., None] + inside).flatten(-2).clamp_max(last)
     taken = _take(x, places, keep).unflatten(1, (rows, width)).to(kind)
-    with exact(x):
+    with full_precision(x.device):
         return (share[..., None, :] @ taken)[..., 0, :]
 
 
@@ -108,7 +109,7 @@ def _averaged(x: Tensor, first: Tensor, size: Tensor, keep: Tensor | None) -> Te
     inside = (place >= begin) & (place < begin + size)  # [(B,) rows, n]
     share = (1.0 / size).to(x.dtype)
     # What rounding did to the shares is put right afterwards.
-    with exact(x):
+    with full_precision(x.device):
         kind = wide(x.dtype)
         return (torch.where(inside, share, 0.0) @ x).to(kind) / (share.to(kind) * size)
 
@@ -160,7 +161,7 @@ def primal_attention(
     >>> primal_attention(x, x, x, *w.unbind(), is_causal=True).e.shape
     torch.Size([2, 3, 7, 4])
     """
-    with exact(query):
+    with full_precision(query.device):
         phi_q, phi_k = features(query, key, feature_map)
         w_e, w_r = w_e.to(phi_q.dtype), w_r.to(phi_q.dtype)
         sample = None if sample is None else sample.to(phi_q.dtype)
@@ -198,7 +199,7 @@ def folded(
     given = _Given(sample, w_e, w_r, c_e, c_r, bias, keep)
     if _fusable(query, key, given, feature_map):
         return _fused(torch.stack((query.transpose(1, 2), key.transpose(1, 2)), dim=2), given, parts)
-    with exact(query):
+    with full_precision(query.device):
         phi_q, phi_k = (phi.contiguous() for phi in features(query, key, feature_map))
         kind = phi_q.dtype
         w_e, w_r, c_e, c_r = (x.to(kind) for x in (w_e, w_r, c_e, c_r))
@@ -272,7 +273,7 @@ def _fused(pair: Tensor, given: _Given, parts: TrackLoss) -> Folded:
     """Both sides in one stack: the device waits for few launches, and reads queries and keys once."""
     sample, w_e, w_r, c_e, c_r, bias, keep = given
     w_r, c_r = w_r.to(w_e.dtype), c_r.to(c_e.dtype)
-    with exact(pair):
+    with full_precision(pair.device):
         out, on, product, energy, tokens = primal_ops.primal_fold(
             pair, sample, w_e, w_r, c_e, c_r, bias, keep, bool(parts)
         )
@@ -301,7 +302,7 @@ def _two_products(a: Tensor, m: Tensor, b: Tensor, n: Tensor, bias: Tensor | Non
 
 def read(scores: Scores, c_e: Tensor, c_r: Tensor, bias: Tensor | None) -> Tensor:
     """E c_e^T + R c_r^T + bias of scores that were written out, in their type."""
-    with exact(scores.e):
+    with full_precision(scores.e.device):
         out = scores.e @ c_e.mT.to(scores.e.dtype) + scores.r @ c_r.mT.to(scores.e.dtype)
         return out if bias is None else out + bias.to(out.dtype)
 
@@ -389,8 +390,7 @@ def penalty(
     parts: Parts, lam: Tensor, reduction: Reduction = "per_sample", trace: Trace = "param", kind: Penalty = "objective"
 ) -> Tensor:
     """What is added to a loss, a number: the mean of J^2, or of the KKT residual, over sequences that have tokens."""
-    if kind not in get_args(Penalty):
-        raise InvalidArgument(f"penalty must be one of {', '.join(get_args(Penalty))}; got {kind!r}")
+    check_choice(Penalty, penalty=kind)
     if (reduction, trace, kind) == ("per_sample", "param", "objective") and primal_ops.usable_loss(
         parts.energy, lam, parts.product, parts.tokens, FUSED
     ):
@@ -403,13 +403,5 @@ def penalty(
 
 
 def _check(reduction: str, trace: str = "param") -> None:
-    for name, value, known in (("reduction", reduction, get_args(Reduction)), ("trace", trace, get_args(Trace))):
-        if value not in known:
-            raise InvalidArgument(f"{name} must be one of {', '.join(known)}; got {value!r}")
-
-
-def exact(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast has had its say in the dtype of the inputs; inside, sums keep the precision they ask for."""
-    kind = x.device.type
-    autocasting = kind != "meta" and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if autocasting else nullcontext()
+    check_choice(Reduction, reduction=reduction)
+    check_choice(Trace, trace=trace)

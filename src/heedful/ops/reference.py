@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from heedful.kernels import Kernel
-from heedful.ops._request import Cost, Implementation, Request, pairs, wide
+from heedful.ops.request import Cost, Implementation, Request, pairs, wide
 
 
 def rows(

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from heedful import masks
-from heedful.kernels._base import readable
+from heedful._runtime import readable
 from heedful.masks import Block, Mask, cut
-from heedful.masks._algebra import some_rows
-from heedful.ops._request import Request
+from heedful.masks.algebra import some_rows
+from heedful.ops.request import Request
 
 
 def shield(request: Request) -> tuple[Request, Tensor | None]:

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from heedful.kernels import Kernel
 from heedful.masks import Block, cut
-from heedful.masks._algebra import Range, cut_along
+from heedful.masks.algebra import Range, cut_along
 from heedful.ops import reference
-from heedful.ops._request import Cost, Implementation, Request, added, wide
+from heedful.ops.request import Cost, Implementation, Request, added, wide
 
 # Coefficients in flight: few enough to stay near the caches, enough to hide the cost of a call.
 BLOCK = {"cpu": 2**19, "cuda": 2**25}

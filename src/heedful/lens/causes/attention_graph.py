@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful._checks import is_whole
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._progress import Progress, silent
 from heedful.discovery.graph import PAG
 from heedful.discovery.independence import RowFisherZ
 from heedful.discovery.learners import fci, icd, pc
-from heedful.lens.causes.covariance import (
-    COVARIANCES,
-    attention_correlation,
-    attention_factor,
-    is_triangular,
-    sem_weights,
-    values_of,
-    weights_of,
-)
+from heedful.lens.causes import covariance
+from heedful.lens.causes.covariance import attention_factor, sem_weights, values_of, weights_of
 from heedful.lens.causes.questions import unique
+from heedful.lens.causes.settings import check_graph
 from heedful.lens.observation import LayerRecord, Observation
 
-__all__ = ["LEARNERS", "AttentionCausalGraph"]
-
-LEARNERS = ("auto", "icd", "ordered icd", "fci", "pc")
+__all__ = ["AttentionCausalGraph"]
 
 
 @dataclass
@@ -84,7 +77,7 @@ class AttentionCausalGraph:
         nodes: Sequence[Sequence[int] | int] | None = None,
         names: Sequence[str] | None = None,
         sequence: int = 0,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Self:
         """Learns the graphs.
 
@@ -94,49 +87,39 @@ class AttentionCausalGraph:
             nodes: tokens, or groups of tokens to be merged, in order; all that are no padding and not special by default.
             names: of the nodes; repeated ones are numbered.
             sequence: which of an observed batch.
-            progress: called with the heads done and to do.
+            progress: called with the heads done and to do, and what is under way.
         """
-        self.check()
+        check_graph(self)
         weights, V, width = self._read(A, V, sequence)
         if nodes is None:
-            nodes, given = self._content(A, weights.shape[-1], sequence)
-            names = given if names is None else names
+            nodes, tokens = self._content(A, weights.shape[-1], sequence)
+            names = tokens if names is None else names
         names = None if names is None else unique(names)
         groups = [(node,) if isinstance(node, int | np.integer) else tuple(node) for node in nodes]
         self.heads_ = self._heads(len(weights))
         self.samples_ = self._samples(width, len(weights))
         weights = weights[list(self.heads_)]
         V = None if V is None else V[list(self.heads_)]
-        causal = bool(weights.shape[-1] > 1) and is_triangular(weights)
+        causal = bool(weights.shape[-1] > 1) and covariance.is_triangular(weights)
         learner = ("ordered icd" if causal else "icd") if self.learner == "auto" else self.learner
-        options = (None, self.covariance, V, groups)
-        rows = attention_factor(weights, *options, normalize=self.normalize)
-        self.correlation_ = attention_correlation(weights, *options, normalize=self.normalize)
+        rows = attention_factor(weights, None, self.covariance, V, groups, normalize=self.normalize)
+        self.correlation_ = covariance.correlation_of(rows)
         self.nodes_, self.learner_ = tuple(groups), learner
         pags: list[PAG] = []
         for at, one in enumerate(rows):
-            if progress is not None:
-                progress(at, len(rows))
+            (progress or silent)(at, len(rows), "learning")
             with warnings.catch_warnings():
                 # What could not be tested is told by each graph's `trust()`.
                 warnings.simplefilter("ignore", UserWarning)
-                pags.append(self._learned(RowFisherZ(one, self.samples_, self.alpha), learner, names))
+                pags.append(self._learn(RowFisherZ(one, self.samples_, self.alpha), learner, names))
         self.pags_ = tuple(pags)
         self.confidence_: NDArray[np.float64] = np.array([pag.confidence for pag in pags], float)
-        self.sem_weights_ = self._sem(weights) if causal else None
+        try:
+            self.sem_weights_ = sem_weights(weights) if causal else None
+        # A token gives itself no weight, or weights are damaged outside the nodes.
+        except InvalidArgument:
+            self.sem_weights_ = None
         return self
-
-    def check(self) -> None:
-        """Refuses settings that cannot be meant."""
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha < 1:
-            raise InvalidArgument(f"alpha must lie strictly between 0 and 1, e.g. 0.01; got {self.alpha!r}")
-        if self.learner not in LEARNERS:
-            raise InvalidArgument(f"learner must be one of {', '.join(LEARNERS)}; got {self.learner!r}")
-        if self.covariance not in COVARIANCES:
-            raise InvalidArgument(f"covariance must be one of {', '.join(COVARIANCES)}; got {self.covariance!r}")
-        n = self.n_samples
-        if n not in ("hidden_size", "head_dim") and (isinstance(n, bool) or not isinstance(n, int) or n < 4):
-            raise InvalidArgument(f"n_samples must be 'hidden_size', 'head_dim' or a number from 4 on; got {n!r}")
 
     def _read(self, A: Any, V: Any, sequence: int) -> tuple[NDArray[np.float64], Any, int | None]:
         """Weights `[heads, n, n]`, values, and the head's width where it is known."""
@@ -155,12 +138,12 @@ class AttentionCausalGraph:
             if width is None and "queries" in A._tensors:
                 width = A._tensors["queries"].shape[-1]
             return weights_of(A, sequence), values_of(A, sequence) if needs else None, width
-        weights = np.asarray(A.detach().cpu().double() if hasattr(A, "detach") else A, dtype=np.float64)
+        weights = covariance.array(A, "A")
         if weights.ndim not in (2, 3):
             raise InvalidArgument(f"A must be weights [n, n] or [heads, n, n]; got shape {weights.shape}")
         alone = weights.ndim == 2
         if V is not None:
-            V = np.asarray(V.detach().cpu().double() if hasattr(V, "detach") else V, dtype=np.float64)
+            V = covariance.array(V, "V")
             V = V[None] if alone and V.ndim == 2 else V
         return weights[None] if alone else weights, V, None if V is None else V.shape[-1]
 
@@ -170,18 +153,15 @@ class AttentionCausalGraph:
         tokens = A.query_tokens(A[self.layer])
         usable = (tokens.valid & ~tokens.special)[sequence].tolist()
         places = [place for place, counts in enumerate(usable) if counts]
-        return places, [f"{tokens.strings[sequence][place]}" for place in places]
+        return places, [tokens.strings[sequence][place] for place in places]
 
     def _heads(self, count: int) -> tuple[int, ...]:
-        asked = range(count) if isinstance(self.head, str) and self.head == "all" else self.head
-        asked = [asked] if isinstance(asked, int | np.integer) else asked
-        try:
-            chosen = tuple(index(head) for head in asked if not isinstance(head, bool))
-        except TypeError:
-            chosen = ()
-        if not chosen or not all(0 <= head < count for head in chosen):
+        heads = range(count) if isinstance(self.head, str) and self.head == "all" else self.head
+        heads = [heads] if is_whole(heads) else heads
+        numbers = list(heads) if hasattr(heads, "__iter__") else []
+        if not numbers or not all(is_whole(head) and 0 <= head < count for head in numbers):
             raise InvalidArgument(f"heads must be 'all' or among 0..{count - 1}; got {self.head!r}")
-        return chosen
+        return tuple(int(head) for head in numbers)
 
     def _samples(self, width: int | None, heads: int) -> int:
         if isinstance(self.n_samples, int):
@@ -192,20 +172,11 @@ class AttentionCausalGraph:
             )
         return width if self.n_samples == "head_dim" else width * heads
 
-    def _learned(self, test: RowFisherZ, learner: str, names: Sequence[str] | None) -> PAG:
-        bounds: dict[str, Any] = {"max_cond_size": self.max_cond_size, "max_tests": self.max_tests}
+    def _learn(self, test: RowFisherZ, learner: str, names: Sequence[str] | None) -> PAG:
+        options: dict[str, Any] = {"max_cond_size": self.max_cond_size, "max_tests": self.max_tests, "names": names}
         if learner == "pc":
-            return pc(test, names=names, **bounds)
-        bounds["selection_bias"] = self.selection_bias
+            return pc(test, **options)
+        options["selection_bias"] = self.selection_bias
         if learner == "fci":
-            return fci(test, names=names, **bounds)
-        order = range(test.n) if learner == "ordered icd" else None
-        return icd(test, names=names, order=order, stable=self.stable, **bounds)
-
-    @staticmethod
-    def _sem(weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """None where a token gives itself no weight, or where weights are damaged outside the nodes."""
-        try:
-            return sem_weights(weights)
-        except InvalidArgument:
-            return None
+            return fci(test, **options)
+        return icd(test, order=range(test.n) if learner == "ordered icd" else None, stable=self.stable, **options)

@@ -17,7 +17,7 @@ BASELINES = ("attention", "smart attention", "gradient x input", "leave-one-out"
 
 @dataclass(frozen=True)
 class BaselineResult:
-    """What one baseline found.
+    """What one baseline gives.
 
     Attributes:
         indices: nodes of the set, as in `Explanation.indices`; those it had taken where nothing flipped.
@@ -74,7 +74,7 @@ def compare(
         "leave-one-out": [],
         "random": np.random.default_rng(seed).permutation(count).tolist(),
     }
-    found: dict[str, BaselineResult] = {}
+    results: dict[str, BaselineResult] = {}
     for name in BASELINES:
         ask = replies.inquiry(units=units)
         if name == "smart attention":
@@ -86,11 +86,11 @@ def compare(
             if name == "leave-one-out":
                 worth = [-reply.margin for reply in ask([(unit,) for unit in range(count)])]
             taken = _greedy(ask, _ordered(worth), max_size)
-        found[name] = _result(ask, taken, nodes)
+        results[name] = _result(ask, taken, nodes)
     if with_exhaustive:
         ask = replies.inquiry(max_calls, units)
-        found["exhaustive"] = _result(ask, exhaustive(ask, count, max_size), nodes)
-    return found
+        results["exhaustive"] = _result(ask, exhaustive(ask, count, max_size), nodes)
+    return results
 
 
 def _ordered(worth: Sequence[float]) -> list[int]:

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from heedful._checks import check_choice, is_whole
 from heedful._errors import InvalidArgument
+from heedful.lens.causes.settings import COVARIANCES
 from heedful.lens.observation import LayerRecord
 
-__all__ = ["COVARIANCES", "attention_correlation", "attention_factor", "sem_weights", "weights_of"]
+__all__ = ["attention_correlation", "attention_factor", "correlation_of", "sem_weights", "values_of", "weights_of"]
 
 Array = NDArray[np.float64]
-
-COVARIANCES = ("attention", "value", "output", "centered")
 
 # Weight of the diagonal in the covariance of the values, which a head's width leaves of low rank.
 SHRINKAGE = 0.1
@@ -68,7 +68,11 @@ def attention_correlation(
     >>> attention_correlation([[0.6, 0.8], [0.8, 0.6]], normalize=True).round(2)[0, 1]
     np.float64(0.96)
     """
-    rows = attention_factor(A, nodes, covariance, V, merge, normalize=normalize)
+    return correlation_of(attention_factor(A, nodes, covariance, V, merge, normalize=normalize))
+
+
+def correlation_of(rows: Array) -> Array:
+    """The cosines between rows `[..., m, k]`: `[..., m, m]`."""
     lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
     rows = np.where(lengths > SMALLEST, rows / np.maximum(lengths, SMALLEST), 0.0)
     R: Array = np.clip(rows @ rows.swapaxes(-1, -2), -1.0, 1.0)
@@ -96,14 +100,13 @@ def attention_factor(
     array([[0., 0., 1.],
            [1., 0., 0.]])
     """
-    if covariance not in COVARIANCES:
-        raise InvalidArgument(f"covariance must be one of {', '.join(COVARIANCES)}; got {covariance!r}")
+    check_choice(COVARIANCES, covariance=covariance)
     A = _square(A)
     n = A.shape[-1]
     groups = [[place] for place in range(n)] if merge is None else [list(group) for group in merge]
     chosen = range(len(groups)) if nodes is None else list(nodes)
     for node in chosen:
-        if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < len(groups):
+        if not is_whole(node) or not 0 <= node < len(groups):
             raise InvalidArgument(f"nodes must be among 0..{len(groups) - 1}; got {node!r}")
     groups = [groups[node] for node in chosen]
     for group in groups:
@@ -186,16 +189,16 @@ def values_of(record: LayerRecord, sequence: int = 0) -> Array:
     return np.asarray(values.repeat_interleave(record.heads // record.key_heads, 0))
 
 
-def _array(x: Any, what: str) -> Array:
+def array(x: Any, name: str) -> Array:
+    """Numbers of a tensor or an array, in float64."""
     try:
-        x = x.detach().cpu().double().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)
+        return x.detach().cpu().double().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"{what} must be real numbers; got {type(x).__name__}") from None
-    return x
+        raise InvalidArgument(f"{name} must be real numbers; got {type(x).__name__}") from None
 
 
 def _square(A: Any) -> Array:
-    A = _array(A, "A")
+    A = array(A, "A")
     if A.ndim < 2 or A.shape[-1] != A.shape[-2] or not A.shape[-1]:
         raise InvalidArgument(
             f"A must be attention weights [..., n, n], queries and keys the same; got shape {A.shape}"
@@ -226,7 +229,7 @@ def _check_rows(rows: Array, groups: list[list[int]], normalize: bool) -> None:
 
 
 def _values(V: Any, n: int) -> Array:
-    V = _array(V, "V")
+    V = array(V, "V")
     if V.ndim < 2 or V.shape[-2] != n or V.shape[-1] < 2:
         raise InvalidArgument(f"V must be values [..., {n}, d] with d > 1; got shape {V.shape}")
     if not np.isfinite(V).all():

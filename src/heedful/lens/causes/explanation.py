@@ -2,236 +2,154 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from heedful._errors import InvalidArgument
+from heedful._progress import Progress, silent
+from heedful.bridges import answers
+from heedful.bridges.reading import demo_model_path
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.causes.baselines import BaselineResult, compare
-from heedful.lens.causes.conclusion import Searched, conclude, last_of
+from heedful.lens.causes.conclusion import Evidence, conclude, last_of
 from heedful.lens.causes.covariance import weights_of
 from heedful.lens.causes.questions import Seen, Task, unique
-from heedful.lens.causes.result import Effect, Explanation, Removal, WordScore
+from heedful.lens.causes.result import Explanation
 from heedful.lens.causes.searching import Replies, search
-from heedful.lens.causes.tasks import asked, asked_in_windows, opened
+from heedful.lens.causes.settings import CANDIDATES, ExplainSettings, documented
+from heedful.lens.causes.texts import TextModel
 
-__all__ = ["CausalExplainer", "Effect", "Explanation", "Removal", "WordScore", "explain"]
+__all__ = ["CausalExplainer", "explain"]
 
-# Words that a graph is learned over unless more are asked for.
-CANDIDATES = 32
-# A set of candidates is an integer's bits.
-MOST_CANDIDATES = 256
 # Sets of one size that are tried; a quarter in texts of more tokens than are short, where each question takes long.
 PATIENCE, SHORT = 256, 64
-SETTINGS = (
-    "layer",
-    "heads",
-    "alpha",
-    "covariance",
-    "merge",
-    "max_size",
-    "max_sets",
-    "max_calls",
-    "radius",
-    "order",
-    "slack",
-    "patience",
-    "prune",
-    "seed",
-)
-ORDERS = ("effect", "depth")
 
 
-@dataclass
 class CausalExplainer:
     """Explains a model's answers; settings are kept, `explain` is called as often as needed.
 
-    Arguments are those of `heedful.explain`.
+    Arguments are those of `heedful.explain`; `settings` holds them.
 
     >>> explainer = CausalExplainer(max_size=2, heads=[0, 1], baselines=False)
     >>> explainer.explain("Water is wet.").task
     'embedding'
     """
 
-    model: Any = None
-    tokenizer: Any = None
-    task: str = "auto"
-    layer: int = -1
-    heads: Any = "all"
-    alpha: float = 0.01
-    n_samples: Any = "hidden_size"
-    covariance: str = "attention"
-    learner: str = "auto"
-    replace: str = "auto"
-    merge: str = "words"
-    max_size: int = 5
-    max_sets: int = 10
-    max_calls: int = 2000
-    radius: int | None = None
-    candidates: int | None = None
-    order: str = "effect"
-    slack: float = 0.8
-    patience: int | None = None
-    prune: bool = True
-    baselines: bool | str = True
-    seed: int = 0
-    batch_size: int = 32
-    truncate: bool = False
-    _ready: Any = field(default=None, init=False, repr=False, compare=False)
+    @documented
+    def __init__(self, model: Any = None, tokenizer: Any = None, **settings: Any) -> None:
+        self.model, self.tokenizer, self.settings = model, tokenizer, ExplainSettings(**settings)
 
-    def explain(
-        self, text: Any = None, target: Any = None, *, progress: Callable[[str, int, int], None] | None = None
-    ) -> Explanation:
-        """One answer explained; `progress` is told what is under way, how much of it is done, and how much there is."""
-        began = time.perf_counter()
-        self._graph()
-        say = progress or (lambda what, done, total: None)
-        say("reading", 0, 1)
-        task = asked(self._adapter(), text, self.replace, self.merge, self.truncate)
-        return self._explained(task, target, say, began)
+    def explain(self, text: Any = None, target: Any = None, *, progress: Progress | None = None) -> Explanation:
+        """One answer explained; `progress` is called as in `heedful.explain`."""
+        began, settings = time.perf_counter(), self.settings
+        (progress or silent)(0, 1, "reading")
+        reader = self._reader
+        if settings.truncate and not isinstance(reader, TextModel):
+            raise InvalidArgument("truncate is for models that read texts")
+        if not isinstance(reader, Task):
+            more = {"truncate": True} if settings.truncate else {}
+            reader = reader.ask(text, settings.replace, settings.merge, **more)
+        elif text is not None or settings.replace != "auto":
+            raise InvalidArgument(
+                "a Task holds its input and its way of taking away already; leave text and replace out"
+            )
+        return self._explanation(reader, target, progress or silent, began)
 
-    def explain_windows(
-        self, text: str, target: Any = None, *, progress: Callable[[str, int, int], None] | None = None
-    ) -> list[Explanation]:
+    def explain_windows(self, text: str, target: Any = None, *, progress: Progress | None = None) -> list[Explanation]:
         """A text of any length in windows that the model can read, each explained by itself; `Explanation.part` says which it is.
 
         Windows hold whole words, follow one another without a gap, and share nothing. For classifiers and encoders.
         """
-        self._graph()
-        say = progress or (lambda what, done, total: None)
-        say("reading", 0, 1)
-        tasks = asked_in_windows(self._adapter(), text, self.replace, self.merge)
-        return [self._explained(task, target, say, time.perf_counter()) for task in tasks]
+        (progress or silent)(0, 1, "reading")
+        if not isinstance(self._reader, TextModel):
+            raise InvalidArgument("windows are for models that read texts")
+        tasks = self._reader.windows(text, self.settings.replace, self.settings.merge)
+        return [self._explanation(task, target, progress or silent, time.perf_counter()) for task in tasks]
 
-    def _explained(self, task: Task, target: Any, say: Callable[[str, int, int], None], began: float) -> Explanation:
-        graph = self._graph()
-        replies = Replies(task, target, self.batch_size)
-        seen = task.observed(replies.answer, self.layer)
+    @cached_property
+    def _reader(self) -> Any:
+        """What can be asked: something with `ask`, or a `Task` itself, from whatever of the known kinds the model is."""
+        model, tokenizer, kind = self.model, self.tokenizer, self.settings.task
+        if isinstance(model, Task) or hasattr(model, "ask"):
+            return model
+        if kind == "recommendation":
+            raise InvalidArgument("a recommender's marks must be told: explain(Recommender(model, mask_id=...), items)")
+        if model is None or isinstance(model, str | Path):
+            model, own = answers.open_model(demo_model_path() if model is None else model, kind)
+            tokenizer = tokenizer or own
+        if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+            raise InvalidArgument(
+                "model must be a Hugging Face folder, a model of transformers with tokenizer=..., a TextModel, a Recommender or "
+                f"a Task; got {type(model).__name__}"
+            )
+        return TextModel(model, tokenizer, kind)
+
+    def _explanation(self, task: Task, target: Any, progress: Progress, began: float) -> Explanation:
+        settings = self.settings
+        replies = Replies(task, target, settings.batch_size)
+        seen = task.observed(replies.answer, settings.layer)
         attention = _attended(weights_of(seen.record), task)
         gradient = task.gradient(replies.answer)
-        units = _chosen(attention, gradient, self.candidates or CANDIDATES)
+        units = _candidates(attention, gradient, settings.candidates or CANDIDATES)
         nodes, names, target_node, of_unit = _nodes(task, units, seen)
-        graph.fit(seen.record, nodes=nodes, names=names, progress=lambda done, total: say("learning", done, total))
-        ask = replies.inquiry(self.max_calls, units)
-        found = search(
+        graph = AttentionCausalGraph(
+            head=settings.heads,
+            normalize=True,
+            **{name: getattr(settings, name) for name in ("layer", "n_samples", "alpha", "learner", "covariance")},
+        ).fit(seen.record, nodes=nodes, names=names, progress=progress)
+        ask = replies.inquiry(settings.max_calls, units)
+        bounds = {
+            name: getattr(settings, name) for name in ("max_size", "radius", "order", "slack", "prune", "max_sets")
+        }
+        worth = [attention[unit] for unit in units]
+        outcome = search(
             ask,
             graph.pags_,
             target_node,
             of_unit,
-            [attention[unit] for unit in units],
-            max_size=self.max_size,
-            radius=self.radius,
-            order=self.order,
-            slack=self.slack,
-            patience=self.patience or (PATIENCE if len(seen.tokens) <= SHORT else PATIENCE // 4),
-            prune=self.prune,
-            max_sets=self.max_sets,
+            worth,
+            patience=settings.patience or (PATIENCE if len(seen.tokens) <= SHORT else PATIENCE // 4),
             last=last_of(task, units),
-            progress=lambda done, total: say("searching", done, total),
+            progress=progress,
+            **bounds,
         )
         # Every word by itself, whether or not the search came to it.
         ask([(at,) for at in range(len(units)) if (at,) not in ask.tried][: int(min(ask.left, len(units)))])
-        others: dict[str, BaselineResult] = {}
-        if self.baselines:
-            say("comparing", 0, 1)
-            parts = ([worth[unit] for unit in units] if worth else None for worth in (attention, gradient))
-            by_attention, by_gradient = parts
-            assert by_attention is not None
-            others = compare(
+        baselines: dict[str, BaselineResult] = {}
+        if settings.baselines:
+            progress(0, 1, "comparing")
+            baselines = compare(
                 replies,
-                by_attention,
-                by_gradient,
+                worth,
+                [gradient[unit] for unit in units] if gradient else None,
                 of_unit,
                 units,
-                max_size=self.max_size,
-                seed=self.seed,
-                with_exhaustive=self.baselines == "exhaustive",
-                max_calls=self.max_calls,
+                max_size=settings.max_size,
+                seed=settings.seed,
+                with_exhaustive=settings.baselines == "exhaustive",
+                max_calls=settings.max_calls,
             )
-        searched = Searched(task, seen, replies, ask, found, graph, names, target_node, of_unit, units)
-        settings = {name: getattr(self, name) for name in SETTINGS}
-        return replace(conclude(searched, settings, others), seconds=time.perf_counter() - began)
-
-    def _adapter(self) -> Any:
-        """The model made ready, once for as long as it is the same."""
-        given = (self.model, self.tokenizer, self.task)
-        if self._ready is None or any(old is not new for old, new in zip(self._ready[0], given, strict=True)):
-            self._ready = given, opened(*given)
-        return self._ready[1]
-
-    def _graph(self) -> AttentionCausalGraph:
-        """The graph's estimator, all settings checked before work starts."""
-        counts = {name: getattr(self, name) for name in ("max_size", "max_sets", "max_calls", "batch_size")}
-        counts |= {
-            name: value
-            for name, value in (("radius", self.radius), ("candidates", self.candidates), ("patience", self.patience))
-            if value is not None
-        }
-        for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{name} must be a whole number from 1 on; got {value!r}")
-        if self.candidates is not None and self.candidates > MOST_CANDIDATES:
-            raise InvalidArgument(f"candidates must be {MOST_CANDIDATES} at most; got {self.candidates}")
-        if self.baselines not in (True, False, "exhaustive"):
-            raise InvalidArgument(f"baselines must be True, False or 'exhaustive'; got {self.baselines!r}")
-        if self.order not in ORDERS:
-            raise InvalidArgument(f"order must be one of {', '.join(ORDERS)}; got {self.order!r}")
-        if not isinstance(self.slack, int | float) or not 0 <= self.slack < math.inf:
-            raise InvalidArgument(f"slack must be a share of the margin, 0 or more; got {self.slack!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise InvalidArgument(f"seed must be a whole number from 0 on; got {self.seed!r}")
-        if not isinstance(self.truncate, bool):
-            raise InvalidArgument(f"truncate must be True or False; got {self.truncate!r}")
-        if isinstance(self.layer, bool) or not isinstance(self.layer, int):
-            raise InvalidArgument(f"layer must be a whole number, -1 for the last; got {self.layer!r}")
-        graph = AttentionCausalGraph(
-            layer=self.layer,
-            head=self.heads,
-            n_samples=self.n_samples,
-            alpha=self.alpha,
-            learner=self.learner,
-            covariance=self.covariance,
-            normalize=True,
-        )
-        graph.check()
-        return graph
+        evidence = Evidence(task, seen, replies, ask, outcome, graph, names, target_node, of_unit, units)
+        return replace(conclude(evidence, settings, baselines), seconds=time.perf_counter() - began)
 
 
+@documented
 def explain(
     model: Any = None,
     text: Any = None,
     target: Any = None,
     *,
     tokenizer: Any = None,
-    task: str = "auto",
-    layer: int = -1,
-    heads: Any = "all",
-    alpha: float = 0.01,
-    n_samples: Any = "hidden_size",
-    covariance: str = "attention",
-    learner: str = "auto",
-    replace: str = "auto",
-    merge: str = "words",
-    max_size: int = 5,
-    max_sets: int = 10,
-    max_calls: int = 2000,
-    radius: int | None = None,
-    candidates: int | None = None,
-    order: str = "effect",
-    slack: float = 0.8,
-    patience: int | None = None,
-    prune: bool = True,
-    baselines: bool | str = True,
-    seed: int = 0,
-    batch_size: int = 32,
-    truncate: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> Explanation:
     r"""Which words made a model say this: the smallest sets whose removal changes its answer, found along a causal graph.
 
@@ -270,17 +188,16 @@ def explain(
         batch_size: how many inputs the model reads at once.
         truncate: read as much as the model can of a text that is too long: its beginning, the part around a mask, or what stands before the
             next token. `CausalExplainer.explain_windows` reads all of it.
-        progress: called with what is under way, how much of it is done, and how much there is.
+        progress: called with how much is done, how much there is, and what is under way.
 
     Special tokens and punctuation are no candidates; `left_out` names every word that was never removed, and why.
 
     >>> from heedful import explain
-    >>> found = explain(text="The blue whale is the largest animal on the planet.")
-    >>> found.task, found.found, found.effect.after < 0
+    >>> why = explain(text="The blue whale is the largest animal on the planet.")
+    >>> why.task, why.found, why.effect.after < 0
     ('embedding', True, True)
     """
-    given = {name: value for name, value in locals().items() if name not in ("text", "target", "progress")}
-    return CausalExplainer(**given).explain(text, target, progress=progress)
+    return CausalExplainer(model, tokenizer, **settings).explain(text, target, progress=progress)
 
 
 def _attended(weights: NDArray[np.float64], task: Task) -> list[float]:
@@ -289,7 +206,7 @@ def _attended(weights: NDArray[np.float64], task: Task) -> list[float]:
     return [float(row[list(unit)].sum()) for unit in task.units]
 
 
-def _chosen(attention: Sequence[float], gradient: Sequence[float] | None, count: int) -> list[int]:
+def _candidates(attention: Sequence[float], gradient: Sequence[float] | None, count: int) -> list[int]:
     """The units that take part, in the order of the text: by attention and by gradient times input, in turn."""
     orders = [sorted(range(len(attention)), key=lambda unit: -attention[unit])]
     if gradient is not None:

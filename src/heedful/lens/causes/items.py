@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from heedful._checks import check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
 
@@ -22,20 +22,16 @@ class _Items(Ids):
 
     kind = "recommendation"
 
-    def __init__(self, asked_of: Recommender, items: Sequence[int], replace: str) -> None:
-        self._of = of = asked_of
-        given = items
-        try:
-            items = [index(item) for item in items]
-        except TypeError:
-            items = []
+    def __init__(self, of: Recommender, items: Sequence[int], replace: str) -> None:
+        self._of = of
+        history = [int(item) for item in items] if hasattr(items, "__iter__") and all(map(is_whole, items)) else []
         marks = [mark for mark in (of.mask_id, of.pad_id) if mark is not None]
-        if not items or set(items) & set(marks):
+        if not history or set(history) & set(marks):
             none = f", none of them {' or '.join(map(str, marks))}" if marks else ""
-            raise InvalidArgument(f"the history must be numbers of items, one or more{none}; got {given!r:.60}")
+            raise InvalidArgument(f"the history must be numbers of items, one or more{none}; got {items!r:.60}")
         # The answer needs a place of its own.
-        room = len(items) if of.length is None else of.length - 1
-        self._items, self._front = items[-room:], 0 if of.length is None else max(0, room - len(items))
+        room = len(history) if of.length is None else of.length - 1
+        self._items, self._front = history[-room:], 0 if of.length is None else max(0, room - len(history))
         fills = {"mask": of.mask_id, "pad": of.pad_id}
         way = ("mask" if of.mask_id is not None else "drop") if replace == "auto" else replace
         if way in fills and fills[way] is None:
@@ -65,15 +61,18 @@ class _Items(Ids):
         return ids, [1] * len(ids)
 
     def _answers(self, ids: Tensor, seen: Tensor) -> Tensor:
-        device = next((x.device for x in self.model.parameters()), torch.device("cpu"))
-        found = self.model(ids.to(device))
-        found = getattr(found, "logits", found)
-        found = found[:, -1] if found.dim() == 3 else found
+        output = self.model(ids.to(self._device))
+        scores = getattr(output, "logits", output)
+        scores = scores[:, -1] if scores.dim() == 3 else scores
         # Neither marks nor what the user has had; also not what was taken from the history.
-        columns = [one for one in self._hidden if 0 <= one < found.shape[-1]]
-        if found.shape[-1] - len(columns) < 2:
-            raise InvalidArgument(f"of {found.shape[-1]} items fewer than two are neither excluded nor in the history")
-        return found.index_fill(-1, torch.tensor(columns, device=found.device), -math.inf)
+        columns = [one for one in self._hidden if 0 <= one < scores.shape[-1]]
+        if scores.shape[-1] - len(columns) < 2:
+            raise InvalidArgument(f"of {scores.shape[-1]} items fewer than two are neither excluded nor in the history")
+        return scores.index_fill(-1, torch.tensor(columns, device=scores.device), -math.inf)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((x.device for x in self.model.parameters()), torch.device("cpu"))
 
     @cached_property
     def _hidden(self) -> set[int]:
@@ -82,7 +81,7 @@ class _Items(Ids):
 
     def column(self, answer: Any) -> int:
         count = self.scores([()]).shape[-1]
-        if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < count or answer in self._hidden:
+        if not is_whole(answer) or not 0 <= answer < count or answer in self._hidden:
             raise InvalidArgument(
                 f"target must be an item among 0..{count - 1} that is neither excluded nor in the history; got {answer!r}"
             )
@@ -94,8 +93,7 @@ class _Items(Ids):
     def observed(self, column: int, layer: int) -> Seen:
         ids = self._whole(self._items, column)
         tokens = ["[PAD]"] * self._front + [self._of.names(item) for item in [*self._items, column]]
-        device = next((x.device for x in self.model.parameters()), torch.device("cpu"))
-        return Seen(tuple(tokens), recorded(self.model, torch.tensor([ids], device=device), layer))
+        return Seen(tuple(tokens), recorded(self.model, torch.tensor([ids], device=self._device), layer))
 
 
 class Recommender:
@@ -124,9 +122,7 @@ class Recommender:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidArgument(f"a recommender must be a torch module; got {type(model).__name__}")
-        for name, mark in (("mask_id", mask_id), ("pad_id", pad_id)):
-            if mark is not None and (isinstance(mark, bool) or not isinstance(mark, int) or mark < 0):
-                raise InvalidArgument(f"{name} must be a number from 0 on, or None; got {mark!r}")
+        check_whole(0, optional=True, mask_id=mask_id, pad_id=pad_id)
         if length is not None and (pad_id is None or length < 2):
             raise InvalidArgument(
                 f"length must be 2 or more and needs pad_id; got length={length!r}, pad_id={pad_id!r}"

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+from heedful._errors import HeedfulError, Unsupported
+from heedful._runtime import after_calls, eval_mode
 from heedful.lens.observation import LayerRecord, observe
 
-__all__ = ["Ids", "Seen", "Task", "recorded", "unique"]
+__all__ = ["PUNCTUATION", "Ids", "Seen", "Task", "recorded", "unique"]
 
+# Why a sign is never taken away.
+PUNCTUATION = "punctuation"
 # Scores that one batch may hold: 256 MiB of float32.
 SCORES = 2**26
 
@@ -96,26 +99,23 @@ class Ids:
         return ids, seen
 
     def scores(self, removed: Sequence[Sequence[int]]) -> Tensor:
-        made = [self._changed(one) for one in removed]
-        found: list[Tensor | None] = [None] * len(made)
+        inputs = [self._changed(one) for one in removed]
+        rows: dict[int, Tensor] = {}
         by_length: dict[int, list[int]] = {}
-        for at, (ids, _) in enumerate(made):
+        for at, (ids, _) in enumerate(inputs):
             by_length.setdefault(len(ids), []).append(at)
-        with torch.no_grad(), quiet(self.model):
+        with torch.no_grad(), eval_mode(self.model), _failing(self.model):
             for places in by_length.values():
                 for start in range(0, len(places), self.room):
                     part = places[start : start + self.room]
-                    batch = (torch.tensor([made[at][side] for at in part]) for side in (0, 1))
-                    with _failing(self.model):
-                        rows = self._answers(*batch).double().cpu()
-                    for at, row in zip(part, rows, strict=True):
-                        found[at] = row
-        return torch.stack([row for row in found if row is not None])
+                    batch = (torch.tensor([inputs[at][side] for at in part]) for side in (0, 1))
+                    rows |= zip(part, self._answers(*batch).double().cpu(), strict=True)
+        return torch.stack([rows[at] for at in range(len(inputs))])
 
     def gradient(self, column: int) -> list[float] | None:
         held: list[Tensor] = []
 
-        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if held or not args or not isinstance(args[0], Tensor) or args[0].shape != (1, len(self.ids)):
                 return output
             held.append(output.detach().requires_grad_(True))
@@ -123,9 +123,8 @@ class Ids:
             return held[0].clone()
 
         tables = [one for one in self.model.modules() if isinstance(one, nn.Embedding)]
-        hooks = [one.register_forward_hook(keep) for one in tables]
         try:
-            with torch.enable_grad(), quiet(self.model):
+            with torch.enable_grad(), eval_mode(self.model), after_calls(tables, keep):
                 row = self._answers(torch.tensor([self.ids]), torch.ones(1, len(self.ids), dtype=torch.long))[0]
                 if not held or not row.requires_grad:
                     return None
@@ -134,9 +133,6 @@ class Ids:
         # A step that has no derivative, or tensors of inference mode.
         except RuntimeError:
             return None
-        finally:
-            for hook in hooks:
-                hook.remove()
         if slope is None:
             return None
         by_place = (slope * held[0]).sum(-1)[0].double().tolist()
@@ -145,12 +141,8 @@ class Ids:
 
 def recorded(model: nn.Module, inputs: Any, layer: int) -> LayerRecord:
     """One layer of self-attention, as `observe` sees it."""
-    with quiet(model), _failing(model):
-        try:
-            seen = observe(model, inputs, layers=[layer], keep=("weights", "queries", "keys", "values"))
-        except InvalidArgument as error:
-            raise InvalidArgument(str(error).replace(f"layers=[{layer}]", f"layer={layer}")) from None
-    record = seen[0]
+    with eval_mode(model), _failing(model):
+        record = observe(model, inputs, layers=[layer], keep=("weights", "queries", "keys", "values"))[0]
     if record.kind != "self" or record.queries_len != record.keys_len:
         raise Unsupported(
             f"layer {record.index} ({record.name}) attends elsewhere than to its own tokens; choose another"
@@ -166,22 +158,8 @@ def _failing(model: Any) -> Iterator[None]:
     except HeedfulError:
         raise
     except Exception as error:
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise Unsupported(f"{type(model).__name__} fails on this input: {told:.300}") from error
-
-
-@contextmanager
-def quiet(model: Any) -> Iterator[None]:
-    """No dropout while it runs; every module in its own mode again afterwards."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
-    try:
-        if any(modes):
-            model.eval()
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Unsupported(f"{type(model).__name__} fails on this input: {reason:.300}") from error
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
@@ -191,12 +169,11 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
     ('the', 'cat', 'the (2)')
     """
     count: dict[str, int] = {}
-    found: list[str] = []
+    labels: list[str] = []
     for name in names:
-        count[name] = count.get(name, 0) + 1
-        said = name if count[name] == 1 else f"{name} ({count[name]})"
-        while said in found:
-            count[name] += 1
-            said = f"{name} ({count[name]})"
-        found.append(said)
-    return tuple(found)
+        label = name
+        while label in labels or name not in count:
+            count[name] = count.get(name, 0) + 1
+            label = name if count[name] == 1 else f"{name} ({count[name]})"
+        labels.append(label)
+    return tuple(labels)

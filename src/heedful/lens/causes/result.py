@@ -15,6 +15,13 @@ from heedful.lens.causes.baselines import BaselineResult
 if TYPE_CHECKING:
     from heedful._plot import Axes
 
+# What JSON holds as it is, and what it holds as a list.
+_PLAIN = (
+    "task", "target_node", "answer", "rank", "found", "flipped_to", "head", "layer", "sets_note", "text", "part", "calls", "more_calls",
+    "seconds",
+)  # fmt: skip
+_LISTS = ("tokens", "names", "indices", "words", "heads", "trust")
+
 __all__ = ["Effect", "Explanation", "Removal", "WordScore", "measurable"]
 
 
@@ -213,46 +220,21 @@ class Explanation:
         """Everything but the attention; JSON types alone."""
         from heedful.lens.causes.telling import ending_note
 
-        effect = {name: value if math.isfinite(value) else None for name, value in self.effect._asdict().items()}
         return {
-            "task": self.task,
-            "tokens": list(self.tokens),
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: list(getattr(self, name)) for name in _LISTS},
+            **{name: [self._listed(one) for one in getattr(self, name)] for name in ("sets", "ending", "alternatives")},
+            self.measure: self.before,
             "nodes": [list(node) for node in self.nodes],
-            "target_node": self.target_node,
-            "names": list(self.names),
-            "answer": self.answer,
-            "rank": self.rank,
-            "found": self.found,
-            "flipped_to": self.flipped_to,
-            "indices": list(self.indices),
-            "words": list(self.words),
-            "head": self.head,
-            "layer": self.layer,
-            "heads": list(self.heads),
             "pag": self.pag.to_dict(),
             "densities": [pag.density for pag in self.pags],
-            "effect": effect,
-            self.measure: self.before,
-            "sets": [self._listed(one) for one in self.sets],
-            "sets_note": self.sets_note,
-            "ending": [self._listed(one) for one in self.ending],
+            "effect": {name: x if math.isfinite(x) else None for name, x in self.effect._asdict().items()},
             "ending_note": ending_note(self),
-            "scores": [
-                {name: value for name, value in one._asdict().items() if name != "alone"}
-                | {"alone": self._listed(one.alone)}
-                for one in self.scores
-            ],
-            "alternatives": [self._listed(one) for one in self.alternatives],
+            "scores": [one._asdict() | {"alone": self._listed(one.alone)} for one in self.scores],
             "left_out": [{"word": word, "reason": reason} for word, reason in self.left_out],
-            "text": self.text,
             "spans": [None if span is None else list(span) for span in self.spans],
-            "part": self.part,
             "baselines": {name: one.to_dict() for name, one in self.baselines.items()},
-            "calls": self.calls,
-            "more_calls": self.more_calls,
-            "seconds": self.seconds,
             "settings": dict(self.settings),
-            "trust": list(self.trust),
         }
 
     def _listed(self, one: Removal) -> dict[str, Any]:
@@ -269,9 +251,9 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        from heedful.lens.causes.telling import told
+        from heedful.lens.causes.telling import lines
 
-        return told(self)
+        return "\n".join(lines(self))
 
     def __repr__(self) -> str:
         if not self.found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import NamedTuple
@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from heedful._errors import CorruptModel, InvalidArgument
+from heedful._progress import Progress, silent
 from heedful.discovery.graph import PAG
-from heedful.discovery.paths import Links
+from heedful.discovery.paths import Links, mask_of
 from heedful.lens.causes.questions import Task
 
 __all__ = ["Found", "Inquiry", "Replies", "Reply", "exhaustive", "pruned", "search"]
 
 Units = tuple[int, ...]
-Progress = Callable[[int, int], None]
 
 # Sets of one size that are ordered at once, and those among them whose effect is foretold from smaller sets.
 MOST_SETS, FORETOLD = 50_000, 5_000
@@ -53,9 +53,7 @@ class Replies:
 
     def __init__(self, task: Task, answer: object = None, batch_size: int = 32) -> None:
         self._task, self._batch = task, batch_size
-        scores = task.scores([()])[0]
-        if not bool(scores.isfinite().any()) or bool(scores.isnan().any()):
-            raise CorruptModel("the model answers with numbers that are not finite; its weights are damaged")
+        scores = self._scores([()])[0]
         self.answer = int(scores.argmax()) if answer is None else task.column(answer)
         own = scores[self.answer]
         self.rank = int((scores > own).sum())
@@ -77,9 +75,7 @@ class Replies:
 
     def replies(self, sets: Sequence[Units]) -> list[Reply]:
         """Asks anew, whatever is known."""
-        scores = self._task.scores(sets)
-        if bool(scores.isnan().any()):
-            raise CorruptModel("the model answers with numbers that are not finite; its weights are damaged")
+        scores = self._scores(sets)
         own, winners = scores[:, self.answer], scores.argmax(-1)
         odds = own if self._task.kind == "embedding" else scores.softmax(-1)[:, self.answer]
         others = scores.index_fill(-1, torch.tensor([self.answer]), -math.inf)
@@ -87,6 +83,12 @@ class Replies:
         ranks = (scores > own[:, None]).sum(-1) + 1
         columns = (own - rival, winners, odds, ranks)
         return [Reply(*one) for one in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def _scores(self, sets: Sequence[Units]) -> torch.Tensor:
+        scores = self._task.scores(sets)
+        if bool(scores.isnan().any()) or not bool(scores.isfinite().any()):
+            raise CorruptModel("the model answers with numbers that are not finite; its weights are damaged")
+        return scores
 
     def inquiry(self, limit: int | None = None, units: Sequence[int] | None = None) -> Inquiry:
         """One method's questions about some of the units, counted apart from those of the others."""
@@ -112,9 +114,9 @@ class Inquiry:
     def __call__(self, sets: Sequence[Units]) -> list[Reply]:
         sets = [tuple(sorted(one)) for one in sets]
         units = self._units
-        found = self._replies(sets if units is None else [tuple(units[at] for at in one) for one in sets])
-        self.tried |= zip(sets, found, strict=True)
-        return found
+        replies = self._replies(sets if units is None else [tuple(units[at] for at in one) for one in sets])
+        self.tried |= zip(sets, replies, strict=True)
+        return replies
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,8 @@ def search(
         if order == "depth":
             proposed = _by_depth(chosen, graphs)
         elif size == 1:
-            proposed = iter(
-                [(unit,) for unit in sorted(range(count), key=lambda unit: _nearness(unit, graphs, attention))]
-            )
+            nearest = sorted(range(count), key=lambda unit: _nearness(unit, graphs, attention))
+            proposed = ((unit,) for unit in nearest)
         else:
             proposed = islice(_by_effect(chosen, _foretold(chosen, drop, known), slack * margin, graphs), patience)
         hits: list[Units] = []
@@ -202,8 +203,7 @@ def search(
                     drop[one[0]] = known[one]
                 if reply.flipped:
                     hits.append(one)
-            if progress is not None:
-                progress(size, max_size)
+            (progress or silent)(size, max_size, "searching")
             if hits and not calls:
                 if prune:
                     pruned(ask, min(hits, key=lambda one: (-known[one], one)))
@@ -214,10 +214,10 @@ def search(
         if hits:
             own = [one for one in hits if last not in one]
             every = _smallest(ask, own or hits, prune)
-            found = Found(every[0], every, _proposing(every[0], graphs), calls, ask.left <= 0, full)
+            outcome = Found(every[0], every, _proposing(every[0], graphs), calls, ask.left <= 0, full)
             if last not in every[0]:
-                return found
-            ending = ending or found
+                return outcome
+            ending = ending or outcome
     return replace(ending or Found((), (), None, ask.calls, False, False), exhausted=ask.left <= 0)
 
 
@@ -237,21 +237,16 @@ def _turns(
 def _smallest(ask: Inquiry, hits: Sequence[Units], prune: bool) -> tuple[Units, ...]:
     """The sets without members that they do not need; of these the smallest, by falling effect."""
     hits = sorted(hits, key=lambda one: (ask.tried[one].margin, one))
-    found = [pruned(ask, one) if prune and (at == 0 or ask.left > 0) else one for at, one in enumerate(hits)]
-    least = min(map(len, found))
-    return tuple(
-        sorted(
-            {one for one in found if len(one) == least},
-            key=lambda one: (ask.tried[one].score, ask.tried[one].margin, one),
-        )
-    )
+    needed = {pruned(ask, one) if prune and (at == 0 or ask.left > 0) else one for at, one in enumerate(hits)}
+    least = [one for one in needed if len(one) == min(map(len, needed))]
+    return tuple(sorted(least, key=lambda one: (ask.tried[one].score, ask.tried[one].margin, one)))
 
 
 def exhaustive(ask: Inquiry, count: int, max_size: int = 5, batch: int = 32) -> Units:
     """The first smallest set that changes the answer among all sets; empty where there is none. The lower bound of any search."""
     for size in range(1, min(max_size, count) + 1):
         every = combinations(range(count), size)
-        while part := [one for _, one in zip(range(int(min(batch, ask.left))), every, strict=False)]:
+        while part := list(islice(every, int(min(batch, ask.left)))):
             for one, reply in zip(part, ask(part), strict=True):
                 if reply.flipped:
                     return one
@@ -281,7 +276,7 @@ class _Graph:
         tree = pag.dsep_tree(target, radius)
         # A unit may be where the answer is read.
         self.depth = [0 if node == target else tree.depth.get(node) for node in nodes]
-        self._within = sum(1 << node for node in nodes if node in tree.depth)
+        self._within = mask_of(node for node in nodes if node in tree.depth)
         # The weakest dependence that a test found between a unit and the target.
         weakest = np.full(pag.n, -np.inf)
         tests = pag.tests
@@ -292,27 +287,23 @@ class _Graph:
     def connects(self, units: Sequence[int]) -> bool:
         if any(self.depth[unit] is None for unit in units):
             return False
-        mask = sum(1 << self._nodes[unit] for unit in units if self._nodes[unit] != self._root)
+        mask = mask_of(self._nodes[unit] for unit in units if self._nodes[unit] != self._root)
         return mask & ~self._links.reached_through(self._root, mask, self._within) == 0
+
+    def depth_of(self, units: Sequence[int]) -> int:
+        """The sum of the members' depths."""
+        return sum(self.depth[unit] or 0 for unit in units)
 
 
 def _proposing(units: Sequence[int], graphs: Sequence[_Graph]) -> int | None:
     """The graph that connects the set with the least depth; None where none does."""
     able = [at for at, graph in enumerate(graphs) if graph.connects(units)]
-    return min(able, key=lambda at: _sum(units, graphs[at]), default=None)
-
-
-def _sum(units: Sequence[int], graph: _Graph) -> int:
-    return sum(graph.depth[unit] or 0 for unit in units)
-
-
-def _depth(units: Sequence[int], graphs: Sequence[_Graph]) -> float:
-    return min((_sum(units, graph) for graph in graphs if graph.connects(units)), default=math.inf)
+    return min(able, key=lambda at: graphs[at].depth_of(units), default=None)
 
 
 def _nearness(unit: int, graphs: Sequence[_Graph], attention: Sequence[float] | None) -> tuple[float, ...]:
     """What comes first among single units: those that some graph connects, then by attention or dependence on the target."""
-    depth = _depth((unit,), graphs)
+    depth = min((graph.depth_of((unit,)) for graph in graphs if graph.connects((unit,))), default=math.inf)
     if attention is not None:
         return float(math.isinf(depth)), -attention[unit], unit
     return depth, sum(max(graph.log_p[unit], -1e6) for graph in graphs), unit
@@ -329,16 +320,16 @@ def _sets(count: int, size: int, drop: NDArray[np.float64]) -> NDArray[np.int64]
 
 def _foretold(sets: NDArray[np.int64], drop: NDArray[np.float64], known: dict[Units, float]) -> NDArray[np.float64]:
     """How far the margin should fall without each set."""
-    found = drop[sets].sum(-1)
+    effects = drop[sets].sum(-1)
     if sets.shape[1] < 3:
-        return found
-    for at in np.argsort(-found, kind="stable")[:FORETOLD].tolist():
+        return effects
+    for at in np.argsort(-effects, kind="stable")[:FORETOLD].tolist():
         one = tuple(sets[at].tolist())
         parts = [(one[:i] + one[i + 1 :], one[i]) for i in range(len(one))]
-        told = [known[rest] + drop[member] for rest, member in parts if rest in known]
-        if told:
-            found[at] = sum(told) / len(told)
-    return found
+        sums = [known[rest] + drop[member] for rest, member in parts if rest in known]
+        if sums:
+            effects[at] = sum(sums) / len(sums)
+    return effects
 
 
 def _by_effect(
@@ -360,18 +351,14 @@ def _by_depth(sets: NDArray[np.int64], graphs: Sequence[_Graph]) -> Iterator[Uni
     """The paper's order: nearest first, then those that depend most on the target."""
     keyed = []
     for one in map(tuple, sets.tolist()):
-        able = [(_sum(one, graph), sum(graph.log_p[unit] for unit in one)) for graph in graphs if graph.connects(one)]
+        able = [graph for graph in graphs if graph.connects(one)]
         if able:
-            keyed.append((min(able), one))
+            keyed.append((min((graph.depth_of(one), sum(graph.log_p[unit] for unit in one)) for graph in able), one))
     return (one for _, one in sorted(keyed))
 
 
 def _chunks(sets: Iterator[Units], ask: Inquiry) -> Iterator[list[Units]]:
     """Few at first, then more; no more than may still be asked."""
     sizes = iter(CHUNKS)
-    while True:
-        size = int(min(next(sizes, 32), ask.left))
-        part = [one for _, one in zip(range(size), sets, strict=False)]
-        if not part:
-            return
+    while part := list(islice(sets, int(min(next(sizes, 32), ask.left)))):
         yield part

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._text import printable, quantity
 from heedful.bridges import answers, reading
+from heedful.lens.causes.questions import PUNCTUATION
 from heedful.lens.causes.telling import (
     ENDING,
-    PUNCTUATION,
     after,
     by_reason,
     change,
@@ -19,15 +19,13 @@ from heedful.lens.causes.telling import (
     headline,
     methods,
     shown,
-    told,
 )
 from heedful.report import Block, Columns, Finding, Graph, Mark, Note, Prose, Section, Table
 from heedful.report.graphs import layout
 from heedful.report.page import page
 
 if TYPE_CHECKING:
-    from heedful.lens.causes.explanation import Explanation
-    from heedful.lens.causes.result import Removal
+    from heedful.lens.causes.result import Explanation, Removal
     from heedful.lens.sections import Subject
 
 __all__ = ["blocks", "html_of", "section"]
@@ -58,13 +56,13 @@ def section(subject: Subject) -> Section:
     text = _beginning(subject, notes)
     explainer = CausalExplainer(model, subject.tokenizer, task=kind, max_calls=CALLS)
     try:
-        found = explainer.explain(text, progress=lambda what, done, total: subject.progress(done, total, what))
+        found = explainer.explain(text, progress=subject.progress)
     except InvalidArgument as error:
         raise Unsupported(str(error)) from None
     data = found.to_dict()
     # Every test of a long text would be most of the JSON; `explain` gives them.
     data["pag"] = {name: value for name, value in data["pag"].items() if name not in ("tests", "sepsets")}
-    content = [Prose(told(found), style="verbatim", shown="terminal"), *blocks(found), *map(Note, notes)]
+    content = [Prose(str(found), style="verbatim", shown="terminal"), *blocks(found), *map(Note, notes)]
     finding = Finding(headline(found), CAVEAT, "causes")
     return Section("Causes", content, data | {"notes": notes}, result=found, findings=(finding,))
 

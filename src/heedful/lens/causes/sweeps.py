@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful._errors import InvalidArgument
+from heedful._checks import check_choice
 from heedful._plot import axes
+from heedful._progress import Progress, silent
 from heedful._text import quantity
 from heedful.discovery.graph import ARROW, NONE, PAG
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
@@ -45,21 +46,14 @@ class Stability:
 
     def edges(self, kind: str = "heads", least: float = 0.5) -> list[tuple[str, str, float]]:
         """The pairs that are adjacent in at least this share of graphs, the surest first."""
-        if kind not in self.by:
-            raise InvalidArgument(f"kind must be one of {', '.join(self.by)}; got {kind!r}")
+        check_choice(self.by, kind=kind)
         share = self.by[kind]
-        found = [
-            (self.names[i], self.names[j], float(share[i, j]))
-            for i in range(len(share))
-            for j in range(i + 1, len(share))
-            if share[i, j] >= least
-        ]
-        return sorted(found, key=lambda one: -one[2])
+        pairs = zip(*np.nonzero(np.triu(share >= least, 1)), strict=True)
+        return sorted(((self.names[i], self.names[j], float(share[i, j])) for i, j in pairs), key=lambda one: -one[2])
 
     def plot(self, ax: Axes | None = None, kind: str = "heads") -> Axes:
         """Draws the shares as a matrix."""
-        if kind not in self.by:
-            raise InvalidArgument(f"kind must be one of {', '.join(self.by)}; got {kind!r}")
+        check_choice(self.by, kind=kind)
         ax = axes(ax)
         image = ax.imshow(self.by[kind], cmap="cividis", vmin=0, vmax=1)
         ax.set_xticks(range(len(self.names)), self.names, rotation=90)
@@ -83,8 +77,8 @@ class Stability:
         }
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{kind} {value:.2f} of {len(self.settings[kind])}" for kind, value in self.agreement.items())
-        return f"Stability({quantity(len(self.names), 'node')}; agreement by {told})"
+        by = ", ".join(f"{kind} {value:.2f} of {len(self.settings[kind])}" for kind, value in self.agreement.items())
+        return f"Stability({quantity(len(self.names), 'node')}; agreement by {by})"
 
 
 def stability(
@@ -96,7 +90,7 @@ def stability(
     layers: Sequence[int] | None = None,
     alphas: Sequence[float] = ALPHAS,
     samples: Sequence[int] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Stability:
     """Learns the graph again with another head, layer, alpha or sample size, one thing at a time, and counts edges.
@@ -113,8 +107,7 @@ def stability(
     >>> import torch
     >>> from heedful.lens import observe
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True).eval()
-    >>> found = stability(observe(layer, torch.randn(1, 5, 16)))
-    >>> sorted(found.by)
+    >>> sorted(stability(observe(layer, torch.randn(1, 5, 16))).by)
     ['alpha', 'heads', 'layers', 'samples']
     """
     base = AttentionCausalGraph(**settings)
@@ -126,18 +119,17 @@ def stability(
     sizes = list(dict.fromkeys(sizes))
     total, done = len(tried) + len(alphas) + len(sizes), 0
 
-    def learned(which: AttentionCausalGraph) -> tuple[PAG, ...]:
+    def learn(which: AttentionCausalGraph) -> tuple[PAG, ...]:
         nonlocal done
-        if progress is not None:
-            progress(done, total)
+        (progress or silent)(done, total, "learning")
         done += 1
         return which.fit(seen, nodes=graph.nodes_, names=graph.pags_[0].names).pags_
 
     groups: dict[str, list[tuple[PAG, ...]]] = {
         "heads": [(pag,) for pag in graph.pags_],
-        "layers": [learned(replace(base, layer=layer)) for layer in tried],
-        "alpha": [learned(replace(one, alpha=alpha)) for alpha in alphas],
-        "samples": [learned(replace(one, n_samples=size)) for size in sizes],
+        "layers": [learn(replace(base, layer=layer)) for layer in tried],
+        "alpha": [learn(replace(one, alpha=alpha)) for alpha in alphas],
+        "samples": [learn(replace(one, n_samples=size)) for size in sizes],
     }
     by: dict[str, NDArray[np.float64]] = {}
     into: dict[str, NDArray[np.float64]] = {}
@@ -150,8 +142,8 @@ def stability(
         with np.errstate(invalid="ignore"):
             into[kind] = np.where(by[kind] > 0, arrows / by[kind], np.nan)
         agreement[kind] = _agreement(shares)
-    told = {"heads": graph.heads_, "layers": tuple(tried), "alpha": tuple(alphas), "samples": tuple(sizes)}
-    return Stability(graph.pags_[0].names, by, into, told, agreement)
+    changes = {"heads": graph.heads_, "layers": tuple(tried), "alpha": tuple(alphas), "samples": tuple(sizes)}
+    return Stability(graph.pags_[0].names, by, into, changes, agreement)
 
 
 def _agreement(shares: NDArray[np.float64]) -> float:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heedful._checks import check_choice, check_number
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._text import printable
 from heedful.bridges import answers
 from heedful.bridges.reading import Reading, part_of, parts_of, read_text
 from heedful.bridges.words import sign_end
-from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
-from heedful.lens.causes.telling import PUNCTUATION
+from heedful.lens.causes.questions import PUNCTUATION, Ids, Seen, Task, recorded, unique
 
 __all__ = ["KINDS", "TextModel"]
 
@@ -31,18 +31,18 @@ CUT = {"next-token": "end", "mlm": "mask"}
 class _Text(Ids):
     """A model of transformers, or an encoder with a head of its own, that reads one text."""
 
-    def __init__(self, asked_of: TextModel, text: str, replace: str, merge: str, part: str = "") -> None:
-        model, tokenizer, self.kind = asked_of.model, asked_of.tokenizer, asked_of.kind
-        self._of, self._tokenizer, self.text, self.part = asked_of, tokenizer, text, part
-        reading = read_text(model, tokenizer, text, extra=asked_of.extra)
+    def __init__(self, of: TextModel, text: str, replace: str, merge: str, part: str = "") -> None:
+        model, tokenizer, self.kind = of.model, of.tokenizer, of.kind
+        self._of, self._tokenizer, self.text, self.part = of, tokenizer, text, part
+        reading = read_text(model, tokenizer, text, extra=of.extra)
         self._tokens = reading.tokens
         self.replace = _way(tokenizer, replace)
         # A decoder reads the text without the word; hidden from attention alone, the first and the last would still be read.
-        self._cuts = self.replace == "drop" and asked_of.causal
+        self._cuts = self.replace == "drop" and of.causal
         fill = getattr(tokenizer, f"{self.replace}_token_id", None)
         long = len(reading.ids) if self.kind == "mlm" else 1
         super().__init__(model, reading.ids, fill, long * max(1, len(tokenizer)))
-        if self.kind == "classification" and asked_of.head is None and answers.reads_singly(model):
+        if self.kind == "classification" and of.head is None and answers.reads_singly(model):
             self.room = 1
         self._at = self._answer_place(reading)
         self.target = self._target(reading)
@@ -120,14 +120,14 @@ class _Text(Ids):
         if self.kind in ("mlm", "next-token") or (self.kind == "classification" and of.head is None):
             more = {"logits_to_keep": 1} if self.kind == "next-token" and of.keeps else {}
             logits = answers.run(self.model, ids, seen, **more).logits
-            found = logits if self.kind == "classification" else logits[:, self._at if self.kind == "mlm" else -1]
-            if found.shape[-1] < 2:
+            scores = logits if self.kind == "classification" else logits[:, self._at if self.kind == "mlm" else -1]
+            if scores.shape[-1] < 2:
                 raise Unsupported(f"{type(self.model).__name__} answers with one number; give a model that chooses")
-            return found
+            return scores
         pooled = self._pooled(ids, seen)
         if of.head is not None:
-            found = of.head(pooled)
-            return found if found.shape[-1] > 1 else torch.cat([torch.zeros_like(found), found], -1)
+            scores = of.head(pooled)
+            return scores if scores.shape[-1] > 1 else torch.cat([torch.zeros_like(scores), scores], -1)
         near = nn.functional.cosine_similarity(pooled, self._whole)
         return torch.stack([near, torch.full_like(near, of.threshold)], -1)
 
@@ -225,14 +225,9 @@ class TextModel:
         kind = ("classification" if head is not None else answers.kind_of(model)) if kind == "auto" else kind
         if tokenizer is None:
             raise InvalidArgument("a model that reads texts needs its tokenizer; give tokenizer=...")
-        if kind not in KINDS:
-            raise InvalidArgument(
-                f"task must be 'auto' or one of {', '.join(KINDS)} for a model that reads texts; got {kind!r}"
-            )
-        if pool not in (None, "cls", "mean"):
-            raise InvalidArgument(f"pool must be 'cls' or 'mean'; got {pool!r}")
-        if not -1 < threshold < 1:
-            raise InvalidArgument(f"threshold must be a cosine between -1 and 1; got {threshold!r}")
+        check_choice(KINDS, task=kind)
+        check_choice(("cls", "mean"), optional=True, pool=pool)
+        check_number(-1, 1, threshold=threshold)
         if head is not None and type(model).__name__.endswith(tuple(answers.KINDS)):
             raise InvalidArgument(
                 f"{type(model).__name__} has a head of its own; leave head out, or give model.base_model"
@@ -267,15 +262,10 @@ class TextModel:
                 f"truncate it instead, which keeps {'the end' if CUT[self.kind] == 'end' else 'the part around that place'}"
             )
         parts = parts_of(self.model, self.tokenizer, text, self.extra)
+        windows = [f"window {at} of {len(parts)}: " if parts[1:] else "" for at in range(1, len(parts) + 1)]
         return [
-            _Text(
-                self,
-                text[start:end],
-                replace,
-                merge,
-                _part(start, end, text, f"window {at} of {len(parts)}: " if parts[1:] else ""),
-            )
-            for at, (start, end) in enumerate(parts, 1)
+            _Text(self, text[start:end], replace, merge, _part(start, end, text, window))
+            for (start, end), window in zip(parts, windows, strict=True)
         ]
 
 

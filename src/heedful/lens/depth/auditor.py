@@ -75,8 +75,8 @@ class Audit:
         names = list(self.peers)
         least, most = (f"{self.peers[name][0]} layers ({name})" for name in (names[0], names[-1]))
         ends = least if depths[0] == depths[-1] else f"from {least} to {most}"
-        told = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
-        return f"{quantity(len(depths), 'public model')} of its size, {ends}: {told}"
+        places = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
+        return f"{quantity(len(depths), 'public model')} of its size, {ends}: {places}"
 
     def _among_laws(self) -> str:
         if self.span is None:
@@ -85,27 +85,31 @@ class Audit:
         layers = self.shape.layers
         where = "below" if layers < low - 0.5 else "above" if layers > high + 0.5 else "within"
         laws = {self.law.name: self.depth_star} | self.rivals
-        told = ", ".join(f"{name} {f'{depth:.1f}' if depth > 0 else 'no depth'}" for name, depth in laws.items())
+        each = ", ".join(f"{name} {f'{depth:.1f}' if depth > 0 else 'no depth'}" for name, depth in laws.items())
         span = f"{low:.1f} to {high:.1f} layers" if len(laws) > 1 else f"{low:.1f} layers"
-        return f"rival laws for width {self.shape.width}: {span} ({told}); {layers} is {where} that span"
+        return f"rival laws for width {self.shape.width}: {span} ({each}); {layers} is {where} that span"
 
     def to_dict(self) -> dict[str, Any]:
-        place = {"peers": {name: list(sizes) for name, sizes in self.peers.items()}, "place": list(self.place),
-                 "span": None if self.span is None else list(self.span)}  # fmt: skip
-        star = {
+        return {
+            "name": self.name,
+            "law": self.law.name,
+            "verdict": self.verdict,
+            "shape": self.shape.to_dict(),
+            "peers": {name: list(sizes) for name, sizes in self.peers.items()},
+            "place": list(self.place),
+            "span": None if self.span is None else list(self.span),
             "depth_for_width": self.depth_star if self.depth_star > 0 else None,
             "sigma_depth": self.sigma,
             "sigmas": self.sigmas,
-        }
-        told = {"name": self.name, "law": self.law.name, "verdict": self.verdict, "shape": self.shape.to_dict()}
-        budget = {"depth_for_budget": self.budget_depth, "width_for_budget": self.budget_width}
-        more = {
+            "depth_for_budget": self.budget_depth,
+            "width_for_budget": self.budget_width,
             "flags": list(self.flags),
             "extrapolated": list(self.shape.outside(self.law)),
             "notes": list(self.notes),
             "rivals": self.rivals,
+            "params": self.params,
+            "exact": self.exact,
         }
-        return told | place | star | budget | more | {"params": self.params, "exact": self.exact}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the law with its band and this model's point."""
@@ -113,35 +117,32 @@ class Audit:
 
     def __str__(self) -> str:
         shape = self.shape
-        # Of a model all parameters are counted, its matrices by sizes.
-        rough = "about " if self.exact and shape.family not in configs.FAMILIES else ""
+        # Where the model is counted whole, its matrices still follow from the sizes.
+        rough = "about " if self.exact else ""
         lines = folded(
             f"{self.name}: {quantity(shape.layers, 'layer')} x {shape.width}",
             *self.place,
             f"verdict by {self.law.name} alone: {self.verdict}",
-            f"for width {shape.width} the law ({self.law.name}) says {depth_told(self.depth_star, self.sigma)}",
+            f"for width {shape.width} the law ({self.law.name}) says {depth_words(self.depth_star, self.sigma)}",
             f"for {shape.executed_params:,} matrix parameters {self.budget_depth:.1f} layers of {self.budget_width:.0f}",
             f"{self.count}; {rough}{shape.layer_params:,} of them in the layers' matrices",
         )
-        return "\n".join(lines + notes(*shape.told(self.law, self.flags), *self.notes))
+        return "\n".join(lines + notes(*shape.words(self.law, self.flags), *self.notes))
 
     @property
     def count(self) -> str:
         """The parameters in words: an estimate is called one."""
         if self.exact:
             return f"{self.params:,} parameters"
-        why = "this family is not known" if self.shape.family else "no family is named"
-        if self.shape.family in configs.FAMILIES:
-            why = "not all of its parts are known"
-        return f"about {self.params:,} parameters, estimated: {why}"
+        return f"about {self.params:,} parameters, estimated from its sizes"
 
     def __repr__(self) -> str:
         return f"Audit({self.name}, {self.shape.layers} x {self.shape.width}, {self.verdict})"
 
 
-def depth_told(depth: float, sigma: float | None = None) -> str:
+def depth_words(depth: float, sigma: float | None = None) -> str:
     """
-    >>> depth_told(28.9, 0.87), depth_told(-90.8, 0.5)
+    >>> depth_words(28.9, 0.87), depth_words(-90.8, 0.5)
     ('28.9 ± 0.9 layers', 'no depth')
     """
     band = "" if sigma is None else f" ± {sigma:.1f}"
@@ -158,8 +159,8 @@ def audit(
 
     Compares the depth L with $L^*(d) = (\ln d - a) / b$ (Levine et al. 2020, section 5; see `DepthLaw`). Within two standard
     errors there is no verdict; near the optimum the loss hardly changes. Sizes are read from the configuration. Parameters are
-    counted in a model; without one they follow from the sizes, `exact` for classes of `bridges.configs.FAMILIES` and an estimate
-    for others. Nothing is downloaded.
+    counted in the model, or in one that transformers builds from the configuration without memory; where it cannot, or is not
+    installed, they are estimated from the sizes and not `exact`. Nothing is downloaded.
 
     Args:
         model: a Hugging Face config, model or folder, a config.json, a dict, "48x1600", or a name from `known.CONFIGS`.
@@ -170,7 +171,7 @@ def audit(
     ('too deep for its width', 'too shallow for its width', 'within the band of the law')
     """
     rule = find_law(law)
-    name, shape = _shape(model)
+    name, shape, config = _shape(model)
     flags = shape.flags(rule, vocab_rank)
     depth = rule.optimal_depth(shape.width)
     verdict = "within the band of the law"
@@ -181,35 +182,36 @@ def audit(
     elif depth <= 0:
         verdict = "too narrow for the law"
     budget_depth, budget_width = rule.solve(shape.executed_params, shape.kappa)
-    params, exact = shape.params, shape.extra is not None
-    if _is_module(model):
-        params, exact = sum(weight.numel() for weight in model.parameters()), True
+    count = sum(weight.numel() for weight in model.parameters()) if _is_module(model) else configs.count(config)
+    params, exact = (shape.params, False) if count is None else (count, True)
     rivals = {one.name: one.optimal_depth(shape.width) for one in LAWS.values() if one.name != rule.name}
     sigma = rule.sigma_depth(max(depth, 0.0))
-    found = (name, shape, rule, verdict, depth, sigma, budget_depth, budget_width, flags)
-    return Audit(*found, _remarks(shape), rivals, peers(shape.executed_params), params, exact)
+    law_says = (rule, verdict, depth, sigma, budget_depth, budget_width, flags)
+    return Audit(name, shape, *law_says, _remarks(shape), rivals, peers(shape.executed_params), params, exact)
 
 
 def _remarks(shape: Shape) -> tuple[str, ...]:
-    told = []
+    remarks = []
     if shape.part:
-        told.append(f"of an encoder and a decoder this is the {shape.part} alone")
+        remarks.append(f"of an encoder and a decoder this is the {shape.part} alone")
     if shape.stored_layers != shape.layers:
-        told.append(f"{shape.layers} layers run on the weights of {shape.stored_layers}; depth counts what runs")
+        remarks.append(f"{shape.layers} layers run on the weights of {shape.stored_layers}; depth counts what runs")
     if shape.cross_layers == shape.layers:
-        told.append("every layer attends to an encoder as well, which is not counted")
+        remarks.append("every layer attends to an encoder as well, which is not counted")
     elif shape.cross_layers:
-        told.append(f"depth adds up encoder and decoder, {shape.cross_layers} of the layers are the decoder's")
+        remarks.append(f"depth adds up encoder and decoder, {shape.cross_layers} of the layers are the decoder's")
     if shape.experts:
-        told.append(f"{shape.active_experts} of {shape.experts} experts run for a token; they alone count for the law")
+        remarks.append(
+            f"{shape.active_experts} of {shape.experts} experts run for a token; they alone count for the law"
+        )
     if shape.inner > shape.width:
-        told.append(f"attention works in {shape.inner} dimensions, above the width {shape.width}: redundant")
-    return tuple(told)
+        remarks.append(f"attention works in {shape.inner} dimensions, above the width {shape.width}: redundant")
+    return tuple(remarks)
 
 
-def _shape(model: Any) -> tuple[str, Shape]:
+def _shape(model: Any) -> tuple[str, Shape, dict[str, Any]]:
     if isinstance(model, Shape):
-        return f"{model.layers}x{model.width}", model
+        return f"{model.layers}x{model.width}", model, {}
     if isinstance(model, str):
         sizes = re.fullmatch(r"(\d+)\s*[xX×*]\s*(\d+)", model.strip())  # noqa: RUF001
         if sizes:
@@ -219,9 +221,10 @@ def _shape(model: Any) -> tuple[str, Shape]:
                     f"model must be LAYERSxWIDTH, each from 1 to {LARGEST}, as 48x1600; got {model!r:.60}"
                 )
             # Heads do not enter the verdict; where 64 does not divide the width, one head does.
-            return model, Shape(layers, width, width // 64 if width % 64 == 0 else 1)
+            return model, Shape(layers, width, width // 64 if width % 64 == 0 else 1), {}
         if model.lower() in CONFIGS:
-            return model.lower(), Shape(**configs.sizes(CONFIGS[model.lower()]))
+            config = CONFIGS[model.lower()]
+            return model.lower(), Shape(**configs.sizes(config)), config
         if not model.strip() or not Path(model).exists():
             raise InvalidArgument(
                 f"{model!r} is no folder, config.json, 'LAYERSxWIDTH' or known name; names are not downloaded. "
@@ -231,7 +234,7 @@ def _shape(model: Any) -> tuple[str, Shape]:
     name = Path(model).name if isinstance(model, str | Path) else config.get("model_type")
     name = name if isinstance(name, str) and name else type(model).__name__
     shape = Shape(**configs.sizes(_as_built(model, config) if _is_module(model) else config))
-    return f"{name} {shape.part}".strip(), shape
+    return f"{name} {shape.part}".strip(), shape, config
 
 
 def _is_module(model: Any) -> bool:
@@ -241,8 +244,8 @@ def _is_module(model: Any) -> bool:
 def _as_built(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a module: its class, and of an encoder and a decoder the part that it is."""
     kind = type(model).__name__
-    told = config | {"architectures": [kind]}
+    built = config | {"architectures": [kind]}
     if config.get("is_encoder_decoder") and not any("decoder" in name for name, _ in model.named_modules()):
         decodes = bool(config.get("is_decoder")) or "Decoder" in kind
-        told |= {"is_encoder_decoder": False, "is_decoder": decodes}
-    return told
+        built |= {"is_encoder_decoder": False, "is_decoder": decodes}
+    return built

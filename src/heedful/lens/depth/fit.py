@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
 from heedful.lens.depth.law import KAPPA, DepthLaw
@@ -60,23 +62,22 @@ def fit_law(rows: Iterable[Sequence[float]]) -> DepthLaw:
     return DepthLaw(a, b, a_std, b_std, (points[0].depth, points[-1].depth), "fitted")
 
 
-def _curves(rows: Iterable[Sequence[float]]) -> tuple[dict[int, list[tuple[float, float]]], float | None]:
-    """For each depth its (ln N, mean loss) by size, and the standard error of a mean; None with one seed."""
-    cells: dict[tuple[int, float], list[float]] = defaultdict(list)
+def _curves(rows: Iterable[Sequence[float]]) -> tuple[dict[int, NDArray[np.float64]], float | None]:
+    """For each depth its ln N and mean loss by size, `[2, sizes]`, and the standard error of a mean; None with one seed."""
     if not isinstance(rows, Iterable):
         raise InvalidArgument(f"rows must be a list of runs (layers, width, loss); got {rows!r}")
+    cells: dict[tuple[int, float], list[float]] = {}
     for row in rows:
         layers, width, loss = _run(row)
-        cells[int(layers), width].append(loss)
-    curves: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    squares = degrees = 0.0
+        cells.setdefault((int(layers), width), []).append(loss)
+    curves: dict[int, list[tuple[float, float]]] = {}
     for (depth, width), losses in sorted(cells.items()):
-        mean = sum(losses) / len(losses)
-        squares += sum((loss - mean) ** 2 for loss in losses)
-        degrees += len(losses) - 1
-        curves[depth].append((math.log(KAPPA * depth * width**2), mean))
-    each = sum(map(len, cells.values())) / max(len(cells), 1)
-    return curves, math.sqrt(squares / degrees / each) if degrees else None
+        curves.setdefault(depth, []).append((math.log(KAPPA * depth * width**2), float(np.mean(losses))))
+    runs = sum(map(len, cells.values()))
+    spread = sum(float(np.var(losses)) * len(losses) for losses in cells.values())
+    repeats = runs - len(cells)
+    noise = math.sqrt(spread / repeats * len(cells) / runs) if repeats else None
+    return {depth: np.array(curve).T for depth, curve in curves.items()}, noise
 
 
 def _run(row: Sequence[float]) -> tuple[float, float, float]:
@@ -89,57 +90,37 @@ def _run(row: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _crossing(
-    low: int, shallow: list[tuple[float, float]], high: int, deep: list[tuple[float, float]], noise: float | None
+    low: int, shallow: NDArray[np.float64], high: int, deep: NDArray[np.float64], noise: float | None
 ) -> Point | None:
     """Where the deeper curve falls below the shallower; None where it does not in the sizes both have."""
-    sizes = sorted({x for x, _ in shallow + deep})
-    both = [x for x in sizes if max(shallow[0][0], deep[0][0]) <= x <= min(shallow[-1][0], deep[-1][0])]
-    gaps = [(x, _at(deep, x) - _at(shallow, x)) for x in both]
-    if len(gaps) < 2 or not (gaps[0][1] > 0 > gaps[-1][1]):
+    sizes = np.union1d(shallow[0], deep[0])
+    sizes = sizes[(sizes >= max(shallow[0, 0], deep[0, 0])) & (sizes <= min(shallow[0, -1], deep[0, -1]))]
+    gaps = np.interp(sizes, *deep) - np.interp(sizes, *shallow)
+    if len(gaps) < 2 or not gaps[0] > 0 > gaps[-1]:
         return None
-    here = next(x - g * (y - x) / (h - g) for (x, g), (y, h) in pairwise(gaps) if g > 0 >= h)
-    near = [(x, gap) for x, gap in gaps if abs(x - here) <= NEAR]
-    near = near if len(near) > 2 else gaps
-    offset, slope, spread = _regress(near)
+    at = int(np.flatnonzero((gaps[:-1] > 0) & (gaps[1:] <= 0))[0])
+    here = sizes[at] - gaps[at] * (sizes[at + 1] - sizes[at]) / (gaps[at + 1] - gaps[at])
+    near = np.abs(sizes - here) <= NEAR
+    x, y = (sizes[near], gaps[near]) if near.sum() > 2 else (sizes, gaps)
+    slope, offset = np.polyfit(x, y, 1)
     if slope >= 0:
         return None
     root = -offset / slope
-    error = noise * math.sqrt(2) if noise is not None else spread
-    centre = sum(x for x, _ in near) / len(near)
-    width = sum((x - centre) ** 2 for x, _ in near)
+    spread = math.sqrt(float(np.square(y - offset - slope * x).sum()) / max(len(x) - 2, 1))
+    error = spread if noise is None else noise * math.sqrt(2)
+    width = float(np.square(x - x.mean()).sum())
     # Points of the two curves share runs, so they count as half as many.
-    sigma = math.sqrt(2) * error / abs(slope) * math.sqrt(1 / len(near) + (root - centre) ** 2 / width)
+    sigma = math.sqrt(2) * error / abs(slope) * math.sqrt(1 / len(x) + (root - x.mean()) ** 2 / width)
     log_width = root / 2 - (math.log(KAPPA * low) + math.log(KAPPA * high)) / 4
-    return Point((low + high) / 2, log_width, max(sigma / 2, 1e-6))
-
-
-def _at(curve: list[tuple[float, float]], x: float) -> float:
-    """The curve between its points."""
-    for (left, first), (right, second) in pairwise(curve):
-        if left <= x <= right:
-            return first + (second - first) * (x - left) / (right - left)
-    return next(loss for size, loss in curve if size == x)
-
-
-def _regress(points: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Offset, slope and residual spread of a least-squares line."""
-    n = len(points)
-    x0, y0 = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    slope = sum((x - x0) * (y - y0) for x, y in points) / sum((x - x0) ** 2 for x, _ in points)
-    offset = y0 - slope * x0
-    squares = sum((y - offset - slope * x) ** 2 for x, y in points)
-    return offset, slope, math.sqrt(squares / max(n - 2, 1))
+    return Point((low + high) / 2, float(log_width), max(float(sigma) / 2, 1e-6))
 
 
 def _line(points: list[Point]) -> tuple[float, float, float, float]:
     """a, b and their errors by weighted least squares; errors grow where the points scatter by more than their own."""
-    weights = [1 / point.sigma**2 for point in points]
-    total = sum(weights)
-    x0 = sum(w * p.depth for w, p in zip(weights, points, strict=True)) / total
-    y0 = sum(w * p.log_width for w, p in zip(weights, points, strict=True)) / total
-    square = sum(w * (p.depth - x0) ** 2 for w, p in zip(weights, points, strict=True))
-    b = sum(w * (p.depth - x0) * (p.log_width - y0) for w, p in zip(weights, points, strict=True)) / square
-    a = y0 - b * x0
-    misfit = sum(w * (p.log_width - a - b * p.depth) ** 2 for w, p in zip(weights, points, strict=True))
+    depth, log_width, sigma = np.array(points).T
+    design = np.stack((np.ones_like(depth), depth), axis=1) / sigma[:, None]
+    solution, *_ = np.linalg.lstsq(design, log_width / sigma)
+    misfit = float(np.square(log_width / sigma - design @ solution).sum())
     scale = max(1.0, misfit / (len(points) - 2)) if len(points) > 2 else 1.0
-    return a, b, math.sqrt(scale * (1 / total + x0**2 / square)), math.sqrt(scale / square)
+    a_std, b_std = np.sqrt(scale * np.linalg.inv(design.T @ design).diagonal())
+    return float(solution[0]), float(solution[1]), float(a_std), float(b_std)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from heedful._checks import check_number
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
 
@@ -38,12 +38,12 @@ class Law(ABC):
 
     def optimal_width(self, depth: float) -> float:
         """The width for a depth."""
-        check(depth=depth)
+        check_number(0, depth=depth)
         return math.exp(_bisect(lambda x: self.optimal_depth(math.exp(x)) - depth, 0.0, 40.0, "depth", depth))
 
     def solve(self, params: float, kappa: float = KAPPA) -> tuple[float, float]:
         """Depth and width for a budget: $\\kappa L d^2 = N$ on the law."""
-        check(params=params, kappa=kappa)
+        check_number(0, params=params, kappa=kappa)
 
         def excess(x: float) -> float:
             depth = self.optimal_depth(math.exp(x))
@@ -129,18 +129,18 @@ class DepthLaw(Law):
             raise InvalidArgument(f"ln d = a + b L needs a finite a and b > 0; got a={self.a}, b={self.b}")
 
     def optimal_depth(self, width: float) -> float:
-        check(width=width)
+        check_number(0, width=width)
         return (math.log(width) - self.a) / self.b
 
     def optimal_width(self, depth: float) -> float:
-        check(depth=depth)
+        check_number(0, depth=depth)
         try:
             return math.exp(self.a + self.b * depth)
         except OverflowError:
             raise InvalidArgument(f"depth {depth:g} asks for a width beyond all floats; give fewer layers") from None
 
     def solve(self, params: float, kappa: float = KAPPA) -> tuple[float, float]:
-        check(params=params, kappa=kappa)
+        check_number(0, params=params, kappa=kappa)
         goal = math.log(params / kappa)
         excess: Callable[[float], float] = lambda depth: math.log(depth) + 2 * (self.a + self.b * depth) - goal  # noqa: E731
         depth = _bisect(excess, 1e-6, DEEPEST, "params", params)
@@ -163,10 +163,10 @@ class DepthLaw(Law):
         """
         low, high = self.l_range
         least, most = self.optimal_width(low), self.optimal_width(high)
-        told = [(depth, low, high, f"{depth:g} layers", ""), (width, least, most, f"width {width:g}", "widths ")]
+        sizes = [(depth, low, high, f"{depth:g} layers", ""), (width, least, most, f"width {width:g}", "widths ")]
         return tuple(
             f"{what}, and {self.name} was fitted on {of}{start:.0f} to {end:.0f}"
-            for size, start, end, what, of in told
+            for size, start, end, what, of in sizes
             if not start <= size <= end
         )
 
@@ -196,13 +196,13 @@ class DepthCurve(Law):
     depth: Callable[[float], float] = field(repr=False)
 
     def optimal_depth(self, width: float) -> float:
-        check(width=width)
-        told, depth = self.depth(width), math.nan
+        check_number(0, width=width)
+        answer, depth = self.depth(width), math.nan
         with suppress(TypeError, ValueError, OverflowError):
-            depth = float(told)
+            depth = float(answer)
         if not math.isfinite(depth):
             raise InvalidArgument(
-                f"the law {self.name} gives {told!r:.60} for width {width:g}; let it return a finite depth"
+                f"the law {self.name} gives {answer!r:.60} for width {width:g}; let it return a finite depth"
             )
         return depth
 
@@ -231,21 +231,6 @@ def find_law(law: str | Law | Callable[[float], float]) -> Law:
             f"there is no law {law!r}; there are {', '.join(LAWS)} (in Python, a function of the width serves as well)"
         )
     return LAWS[law]
-
-
-def check(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise InvalidArgument(f"{name} must be a positive, finite number; got {shown(value)}")
-
-
-def shown(value: object) -> str:
-    """A value for an error message; an integer may have more digits than Python writes."""
-    return (
-        "an integer beyond all floats"
-        if isinstance(value, int) and abs(value) > sys.float_info.max
-        else f"{value!r:.60}"
-    )
 
 
 def _bisect(excess: Callable[[float], float], low: float, high: float, name: str, value: float) -> float:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
-from heedful.lens.depth.law import Law, check, find_law
+from heedful.lens.depth.law import Law, find_law
 from heedful.lens.depth.plans import Choice, Plan
-from heedful.lens.depth.shape import Shape, parse_count
+from heedful.lens.depth.shape import LARGEST, Shape, parse_count
 
 __all__ = ["plan"]
 
@@ -84,15 +85,17 @@ def plan(
     >>> best.layers, best.width, best.heads
     (42, 1560, 39)
     """
-    given = {"params": params, "flops": flops, "memory": memory, "layers": layers, "width": width}
-    named = [name for name, value in given.items() if value is not None]
+    budgets = {"params": params, "flops": flops, "memory": memory, "layers": layers, "width": width}
+    named = [name for name, value in budgets.items() if value is not None]
     if len(named) != 1:
-        raise InvalidArgument(f"give one of {', '.join(given)}; got {', '.join(named) or 'none'}")
-    _check_sizes(vocab=vocab, kv_ratio=kv_ratio, multiple_of=multiple_of, seq_len=seq_len)
-    _check_sizes(head_multiple_of=head_multiple_of)
+        raise InvalidArgument(f"give one of {', '.join(budgets)}; got {', '.join(named) or 'none'}")
+    check_whole(
+        vocab=vocab, kv_ratio=kv_ratio, multiple_of=multiple_of, seq_len=seq_len, head_multiple_of=head_multiple_of
+    )
+    sizes = {"layers": layers, "width": width, "head_dim": head_dim}
+    check_whole(1, LARGEST, optional=True, **sizes, embedding_rank=embedding_rank, max_depth=max_depth)
     if head_multiple_of % 2:
         raise InvalidArgument(f"head_multiple_of must be even, for rotary positions turn pairs; got {head_multiple_of}")
-    _check_sizes(layers=layers, width=width, head_dim=head_dim, embedding_rank=embedding_rank, max_depth=max_depth)
     whole = include_embeddings or memory is not None
     if whole and embedding_rank is not None:
         raise InvalidArgument("a budget with embeddings and an embedding_rank are not planned together; drop one")
@@ -109,11 +112,11 @@ def plan(
 
     step = math.lcm(multiple_of, head_dim or head_multiple_of)
     if layers is not None or width is not None:
-        found = _one_size(layers, width, shape, rule, step, seq_len)
-        if abs(found.width / found.width_star - 1) > FAR_WIDTH:
-            told = f"the law's width for {layers} layers is {found.width_star:.0f}, and {found.width} the nearest"
-            raise InvalidArgument(_coarse(told, step, multiple_of, head_dim))
-        return found
+        only = _one_size(layers, width, shape, rule, step, seq_len)
+        if abs(only.width / only.width_star - 1) > FAR_WIDTH:
+            miss = f"the law's width for {layers} layers is {only.width_star:.0f}, and {only.width} the nearest"
+            raise InvalidArgument(_coarse(miss, step, multiple_of, head_dim))
+        return only
     budget = _budget(params, flops, memory)
     tables = vocab * (1 if tied else 2) if whole else 0
     # Of a wide layer, where rounding of the feed-forward no longer shows.
@@ -124,8 +127,8 @@ def plan(
     choices, order = search.choices(aim, depth, max_depth)
     if abs(choices[0].off) > max(FAR, tolerance or 0.0):
         one = choices[0].shape
-        told = f"the nearest shape, {one.layers} x {one.width}, misses the budget of {budget:,.0f} by {choices[0].off:+.0%}"
-        raise InvalidArgument(_coarse(told, step, multiple_of, head_dim) + ", or a larger budget")
+        miss = f"the nearest shape, {one.layers} x {one.width}, misses the budget of {budget:,.0f} by {choices[0].off:+.0%}"
+        raise InvalidArgument(_coarse(miss, step, multiple_of, head_dim) + ", or a larger budget")
     best = choices[0].shape
     if choices[0].distance > 3 and aim == depth:
         sigma = rule.sigma_depth(depth)
@@ -174,31 +177,31 @@ class _Search:
     def near(self, depth: int) -> list[Shape]:
         """The shapes of this depth whose widths are next to the budget's, below and above, and have usual heads."""
         steps = self.width(depth) / self.step
-        found = []
+        nearest = []
         for first, way in ((max(1, math.floor(steps)), -1), (max(1, math.ceil(steps)), 1)):
             shapes = [self.shape(depth, at * self.step) for at in range(first, first + TRIED * way, way) if at > 0]
-            found.append(next((one for one in shapes if one.width < 64 or _usual(one)), shapes[0]))
-        return list(dict.fromkeys(found))
+            nearest.append(next((one for one in shapes if one.width < 64 or _usual(one)), shapes[0]))
+        return list(dict.fromkeys(nearest))
 
     def choices(self, aim: float, optimum: float, max_depth: int | None) -> tuple[tuple[Choice, ...], str]:
         """Shapes within the tolerance, best first, and what ranks them; those nearest to the budget where none is."""
         reach = 3 * (self.rule.sigma_depth(optimum) or optimum / 20)
         last = math.ceil(aim + reach) if max_depth is None else min(math.ceil(aim + reach), max_depth)
         first = last if aim == max_depth else max(1, math.floor(aim - reach))
-        found = []
+        candidates = []
         for depth in range(first, last + 1):
             for one in self.near(depth):
                 off = (one.layer_params + self.tables * one.width) / self.budget - 1
                 if not self.ceiling or one.params <= self.budget:
-                    found.append(Choice(one, off, self.rule.distance(depth, one.width)))
-        if not found:
+                    candidates.append(Choice(one, off, self.rule.distance(depth, one.width)))
+        if not candidates:
             raise InvalidArgument(
                 f"no shape near {aim:.0f} layers fits into the memory; give more, or a smaller multiple_of"
             )
         coarse = max(0.03, min(0.08, self.step / self.width(aim)))
-        fits = [choice for choice in found if abs(choice.off) <= (self.tolerance or coarse)]
+        fits = [choice for choice in candidates if abs(choice.off) <= (self.tolerance or coarse)]
         if self.tolerance is None and aim == optimum and not any(choice.distance <= BAND for choice in fits):
-            fits += [choice for choice in found if choice.distance <= BAND and abs(choice.off) <= FAR]
+            fits += [choice for choice in candidates if choice.distance <= BAND and abs(choice.off) <= FAR]
 
         def rank(choice: Choice) -> tuple[float, int, float]:
             # Half a standard error is no difference; what was moved off the law on purpose is to stay where it was moved.
@@ -206,7 +209,9 @@ class _Search:
             return math.floor(far), _unfriendly(choice.shape), abs(choice.off)
 
         if not fits:
-            return tuple(sorted(found, key=lambda choice: abs(choice.off))[: 1 + OTHERS]), "by nearness to the budget"
+            return tuple(
+                sorted(candidates, key=lambda choice: abs(choice.off))[: 1 + OTHERS]
+            ), "by nearness to the budget"
         step = "2.5 %" if self.rule.sigma_depth(optimum) is None else "half a σ"  # noqa: RUF001
         first_by = f"distance from the law in steps of {step}" if aim == optimum else f"distance from {aim:.0f} layers"
         order = f"by {first_by}, then by sizes that suit tensor cores, then by nearness to the budget"
@@ -242,15 +247,15 @@ def _one_size(
     wide = width or max(step, round(d / step) * step)
     best = shape(layers or round(depth), wide)
     choice = Choice(best, 0.0, rule.distance(best.layers, wide))
-    found = (best, rule, float(best.layer_params), depth, d, rule.sigma_depth(depth), (choice,), seq_len)
-    return Plan(*found, best.flags(rule))
+    sigma, flags = rule.sigma_depth(depth), best.flags(rule)
+    return Plan(best, rule, float(best.layer_params), depth, d, sigma, (choice,), seq_len, flags)
 
 
-def _coarse(told: str, step: int, multiple_of: int, head_dim: int | None) -> str:
+def _coarse(miss: str, step: int, multiple_of: int, head_dim: int | None) -> str:
     heads = f" and head_dim {head_dim}" if head_dim else ""
     other = " or another head_dim" if head_dim else ""
     return (
-        f"{told}: widths are multiples of {step} (multiple_of {multiple_of}{heads}); give a smaller multiple_of{other}"
+        f"{miss}: widths are multiples of {step} (multiple_of {multiple_of}{heads}); give a smaller multiple_of{other}"
     )
 
 
@@ -288,11 +293,3 @@ def _usual(shape: Shape) -> bool:
 def _unfriendly(shape: Shape) -> int:
     assert shape.ffn is not None
     return 2 * (not _usual(shape)) + (shape.width % 128 != 0) + (shape.ffn % 256 != 0)
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    for name, value in sizes.items():
-        if value is not None:
-            check(**{name: value})
-            if not isinstance(value, int):
-                raise InvalidArgument(f"{name} must be a whole number; got {value!r}")

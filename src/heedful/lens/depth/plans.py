@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from heedful._errors import MissingExtra
 from heedful._text import quantity
 from heedful.bridges import configs
 from heedful.lens.depth.law import Law
@@ -14,7 +15,7 @@ from heedful.lens.depth.shape import Shape
 if TYPE_CHECKING:
     from heedful._plot import Axes
 
-__all__ = ["Choice", "Plan", "distance_told", "folded", "notes"]
+__all__ = ["Choice", "Plan", "in_bands", "folded", "notes"]
 
 LATENCY = "Depth runs layer after layer: at equal size a deeper model answers later and trains slower per step."
 
@@ -31,9 +32,9 @@ def folded(*lines: str) -> list[str]:
     return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
 
 
-def distance_told(sigma: float | None, distance: float) -> str:
+def in_bands(sigma: float | None, distance: float) -> str:
     """
-    >>> distance_told(None, 1.25)
+    >>> in_bands(None, 1.25)
     '6 %'
     """
     return f"{distance:.1f} σ" if sigma is not None else f"{5 * distance:.0f} %"  # noqa: RUF001
@@ -91,7 +92,7 @@ class Plan:
 
     @property
     def params(self) -> int:
-        """Matrices and embeddings; `params_as` adds the norms and biases of a family."""
+        """Matrices and embeddings; `params_as` counts the norms and biases of a family as well."""
         return self.shape.params
 
     @property
@@ -104,13 +105,16 @@ class Plan:
         return self.choices[1:]
 
     def params_as(self, kind: str) -> int:
-        """Every parameter of the model that `to_hf(kind)` configures, norms and biases included.
+        """Every parameter of the model that `to_hf(kind)` configures, norms and biases included; needs transformers.
 
         >>> from heedful.lens.depth import plan
         >>> plan("85M").params_as("gpt2") - plan("85M").params  # positions, norms and biases
         763200
         """
-        return Shape(**configs.sizes(configs.keys(kind, self._sizes()) | {"model_type": kind})).params
+        params = configs.count(self.to_config(kind))
+        if params is None:
+            raise MissingExtra("transformers", "hf")
+        return params
 
     def to_hf(self, kind: str) -> Any:
         """A Hugging Face configuration: gpt2, bert, llama, mistral, qwen2 or qwen3.
@@ -136,14 +140,18 @@ class Plan:
             "kv_cache_bytes": self.shape.kv_cache_bytes(self.seq_len),
             "activation_bytes": self.shape.activation_bytes(self.seq_len),
         }
-        told = {"law": self.law.name, "budget": self.budget, "optimum": star, "shape": self.shape.to_dict()}
-        more = {
+        return {
+            "law": self.law.name,
+            "budget": self.budget,
+            "optimum": star,
+            "shape": self.shape.to_dict(),
+            **costs,
             "flags": list(self.flags),
             "extrapolated": list(self.shape.outside(self.law)),
             "notes": list(self.notes),
             "seq_len": self.seq_len,
+            "alternatives": [choice.to_dict() for choice in self.alternatives],
         }
-        return told | costs | more | {"alternatives": [choice.to_dict() for choice in self.alternatives]}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the law with its band, the plan and its runners-up."""
@@ -166,7 +174,7 @@ class Plan:
             " layers  width  params in layers     off  from law  step time",
         ]
         for choice in self.choices:
-            far = distance_told(self.sigma, choice.distance)
+            far = in_bands(self.sigma, choice.distance)
             lines.append(
                 f"{choice.shape.layers:>7}  {choice.shape.width:>5}  {choice.shape.layer_params:>16,}"
                 f"  {choice.off:>+6.1%}  {far:>8}  {choice.time:>8.2f}x"
@@ -182,7 +190,7 @@ class Plan:
                 f"{cache / 2**20:,.0f} MiB key-value cache and about {memory / 2**20:,.0f} MiB activations, in 16 bit",
             ),
         ]
-        return "\n".join(lines + notes(*shape.told(self.law, self.flags), *self.notes))
+        return "\n".join(lines + notes(*shape.words(self.law, self.flags), *self.notes))
 
     def __repr__(self) -> str:
         return (

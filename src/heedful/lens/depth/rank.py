@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument, Unsupported
-from heedful.lens.depth.theory import _check, sep_bound
+from heedful.lens.depth.theory import sep_bound
 
 if TYPE_CHECKING:
     import numpy
@@ -56,16 +57,15 @@ def separation_rank(
     >>> separation_rank(2, 2), separation_rank(2, 3), sep_bound(3, 2)
     (18, 49, 49)
     """
-    _check(depth=depth, width=width, heads=heads, n_tokens=n_tokens)
+    check_whole(depth=depth, width=width, heads=heads, n_tokens=n_tokens)
     if width % heads:
         raise InvalidArgument(f"{heads} heads do not divide width {width}; give a divisor")
     if n_tokens < 2 or n_tokens % 2:
         raise InvalidArgument(f"n_tokens must be even, half for each side; got {n_tokens}")
     rank = width if embedding_rank is None else embedding_rank
-    if not 1 <= rank <= width:
-        raise InvalidArgument(f"embedding_rank must lie between 1 and the width {width}; got {embedding_rank}")
-    if query not in ("left", "right") or method not in ("exact", "float"):
-        raise InvalidArgument(f"query is left or right, method exact or float; got {query!r} and {method!r}")
+    check_whole(1, width, embedding_rank=rank)
+    check_choice(("left", "right"), query=query)
+    check_choice(("exact", "float"), method=method)
     if method == "float":
         return _float_generic(depth, width, heads, n_tokens, rank, residual, seed).rank
     size = sep_bound(rank, depth) + 6
@@ -74,9 +74,9 @@ def separation_rank(
             raise Unsupported(
                 f"depth {depth} and width {rank} need a grid of {size:,} rows, above {LARGEST:,}; take a smaller depth or width"
             )
-        found = _rank(_grid(depth, width, heads, n_tokens // 2, rank, residual, query, size, seed))
-        if found < size:
-            return found
+        exact = _rank(_grid(depth, width, heads, n_tokens // 2, rank, residual, query, size, seed))
+        if exact < size:
+            return exact
         size *= 2
 
 
@@ -148,24 +148,24 @@ def _rank(grid: Residues) -> int:
     while min(rest.shape) > 0:
         panel, tail = rest[:, :PANEL], rest[:, PANEL:]
         lower = np.zeros((rest.shape[0], PANEL), dtype=np.uint64)
-        found = 0
+        pivots = 0
         for column in range(panel.shape[1]):
-            nonzero = panel[found:, column].nonzero()[0]
+            nonzero = panel[pivots:, column].nonzero()[0]
             if len(nonzero) == 0:
                 continue
-            swap = [found, found + int(nonzero[0])]
+            swap = [pivots, pivots + int(nonzero[0])]
             rest[swap], lower[swap] = rest[swap[::-1]], lower[swap[::-1]]
-            inverse = np.uint64(pow(int(panel[found, column]), P - 2, P))
-            factors = panel[found + 1 :, column] * inverse % P
-            lower[found + 1 :, found] = factors
-            panel[found + 1 :] = _less(panel[found + 1 :], factors[:, None] * panel[found])
-            found += 1
-            if found == rest.shape[0]:
+            inverse = np.uint64(pow(int(panel[pivots, column]), P - 2, P))
+            factors = panel[pivots + 1 :, column] * inverse % P
+            lower[pivots + 1 :, pivots] = factors
+            panel[pivots + 1 :] = _less(panel[pivots + 1 :], factors[:, None] * panel[pivots])
+            pivots += 1
+            if pivots == rest.shape[0]:
                 break
-        for row in range(1, found):
-            tail[row:found] = _less(tail[row:found], lower[row:found, row - 1, None] * tail[row - 1])
-        rest = _less(tail[found:], _times(lower[found:, :found], tail[:found]))
-        rank += found
+        for row in range(1, pivots):
+            tail[row:pivots] = _less(tail[row:pivots], lower[row:pivots, row - 1, None] * tail[row - 1])
+        rest = _less(tail[pivots:], _times(lower[pivots:, :pivots], tail[:pivots]))
+        rank += pivots
     return rank
 
 
@@ -210,7 +210,7 @@ def float_separation_rank(network: Any, *, n_tokens: int = 4, samples: int = 80,
     """
     import torch
 
-    _check(n_tokens=n_tokens, samples=samples)
+    check_whole(n_tokens=n_tokens, samples=samples)
     source = torch.Generator().manual_seed(seed)
     shape = (2, samples, max(1, n_tokens // 2), network.width)
     left, right = torch.randn(shape, generator=source, dtype=torch.float64) / network.width**0.5

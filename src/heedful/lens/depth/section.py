@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful._errors import HeedfulError, Unsupported
 from heedful._text import quantity
-from heedful.lens.depth.auditor import Audit, audit, depth_told
+from heedful.lens.depth.auditor import Audit, audit, depth_words
 from heedful.lens.depth.skipping import Usefulness, skip_layers
 from heedful.report import Figure, Items, Mark, Prose, Section, Table
 from heedful.report.charts import Axis, Band, Chart, Line, Point
@@ -54,13 +54,13 @@ def section(subject: Subject) -> Section:
     except HeedfulError as error:
         raise Unsupported(f"no depth verdict: {error}") from None
     rank, use = _measured_rank(subject.model), _use(subject)
-    shape, optimum = result.shape, depth_told(result.depth_star, result.sigma)
+    shape, optimum = result.shape, depth_words(result.depth_star, result.sigma)
     data = result.to_dict() | {"effective_embedding_rank": rank, "without_layer": use and use.to_dict()["layers"]}
     law = (
         f" by one of these laws: that of Levine et al. (2020) gives {optimum} for width {shape.width}; this {shape.part or 'model'} has "
         f"{shape.layers}. Within two standard errors there is no verdict, and near the optimum the loss hardly changes."
     )
-    notes = [text.split(": ", 1)[1] for text in shape.told(result.law, result.flags)] + list(result.notes)
+    notes = [text.split(": ", 1)[1] for text in shape.words(result.law, result.flags)] + list(result.notes)
     terminal = [
         f"{_layers(result)} of width {shape.width}: {result.place[0]}",
         result.place[1],
@@ -134,7 +134,7 @@ def _facts(result: Audit, rank: int | None) -> list[list[object]]:
     ]
     if rank:
         rows.append(["dimensions with 99 % of the embedding's energy", f"{rank} of {shape.width}"])
-    rows += [[f"depth for this width by {name}", depth_told(depth)] for name, depth in result.rivals.items()]
+    rows += [[f"depth for this width by {name}", depth_words(depth)] for name, depth in result.rivals.items()]
     peers = ", ".join(f"{name} ({layers} x {width})" for name, (layers, width) in result.peers.items())
     return [*rows, ["public models of its size", peers]] if peers else rows
 

@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from heedful._checks import check_whole, is_number, shown
 from heedful._errors import InvalidArgument
-from heedful.bridges.configs import FAMILIES
-from heedful.lens.depth.law import Law, shown
+from heedful.bridges.configs import ENCODERS
+from heedful.lens.depth.law import Law
 
 __all__ = ["FLAGS", "Shape"]
 
@@ -35,7 +36,7 @@ class Shape:
     r"""Sizes of a Transformer and what follows from them.
 
     Matrices of a layer: $2 d h e + 2 d h_{kv} e$ for attention and $2 d f$ (gated: $3 d f$) for the feed-forward, times E with
-    E experts and $d E$ for their router. `extra` holds norms, biases, positions and the like, None where they are not known.
+    E experts and $d E$ for their router. Norms, biases, positions and the like are left out: `params` is an estimate.
     Layers that share weights (ALBERT) are executed `layers` times and stored `stored_layers` times. `cross_layers` attend to an
     encoder as well. For images `patch` is the number of values in a patch and stands for the vocabulary. `part` says which one
     of an encoder and a decoder this is.
@@ -64,13 +65,9 @@ class Shape:
     causal: bool = True
     family: str = ""
     part: str = ""
-    extra: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-                raise InvalidArgument(f"{name} must be an integer from 1 to {LARGEST}; got {shown(value)}")
+        check_whole(1, LARGEST, layers=self.layers, width=self.width, heads=self.heads)
         if self.head_dim is None and self.width % self.heads:
             raise InvalidArgument(f"{self.heads} heads do not divide width {self.width}; give a divisor or a head_dim")
         fill = {"kv_heads": self.heads, "head_dim": self.width // self.heads, "ffn": 4 * self.width}
@@ -132,8 +129,8 @@ class Shape:
 
     @property
     def params(self) -> int:
-        """All parameters; without norms and biases where `extra` is not known."""
-        return self.layer_params + self.embedding_params + (self.extra or 0)
+        """Matrices and tables: all parameters but norms, biases, positions and what is on top."""
+        return self.layer_params + self.embedding_params
 
     @property
     def rank(self) -> int | None:
@@ -173,14 +170,16 @@ class Shape:
             "attention to an encoder": self.cross_layers,
             "mixtures of experts": self.experts,
             "gated feed-forward layers": self.gated,
-            "no decoder": not (self.causal or self.patch) and (self.family in FAMILIES or not self.family),
-            f"{self.family} is not known as a decoder": not (self.causal or self.patch or self.family in FAMILIES),
+            "no decoder": not (self.causal or self.patch) and (self.family in ENCODERS or not self.family),
+            f"{self.family} is not known as a decoder": not self.causal
+            and not self.patch
+            and self.family not in ENCODERS,
         }
         kinds = [what for what, holds in strange.items() if holds]
-        told = (f"{', '.join(kinds)}, and {law.name} was fitted on {law.models}",) if kinds and law.models else ()
-        return told + law.outside(self.layers, self.width)
+        reason = f"{', '.join(kinds)}, and {law.name} was fitted on {law.models}"
+        return (*([reason] if kinds and law.models else []), *law.outside(self.layers, self.width))
 
-    def told(self, law: Law, flags: tuple[str, ...]) -> list[str]:
+    def words(self, law: Law, flags: tuple[str, ...]) -> list[str]:
         """Flags in words, `extrapolated` with its reasons."""
         why = {"extrapolated": "; ".join(self.outside(law))}
         return [f"{name}: {FLAGS[name]}{f' ({why[name]})' if name in why else ''}" for name in flags]
@@ -227,7 +226,7 @@ def parse_count(value: str | float, name: str) -> float:
             digits = digits.replace(",", "")
         with suppress(ValueError):
             number = float(digits) * scales.get(unit, 1.0)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    elif is_number(value):
         with suppress(OverflowError):
             number = float(value)
     if not 0 < number < math.inf:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +73,8 @@ def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
     """
     import torch
 
+    from heedful._runtime import after_calls
+
     if not isinstance(inputs, Mapping):
         raise InvalidArgument(f"inputs must be a mapping of keyword arguments; got {type(inputs).__name__}")
     blocks = list(_blocks(model))
@@ -83,7 +84,7 @@ def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
     with torch.no_grad():
         whole, loss = _outcome(model(**inputs))
         for at, (name, block) in enumerate(blocks):
-            with _passed_by(block):
+            with after_calls([block], _keep_input):
                 part, without = _outcome(model(**inputs))
             change = float((part - whole).norm() / whole.norm().clamp_min(1e-30))
             rise = None if loss is None or without is None else without - loss
@@ -105,17 +106,10 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from ((f"{name}.{at}", block) for at, block in enumerate(module))
 
 
-@contextmanager
-def _passed_by(block: nn.Module) -> Iterator[None]:
-    def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        read = args[0] if args else next(iter(kwargs.values()))
-        return (read, *output[1:]) if isinstance(output, tuple) else read
-
-    handle = block.register_forward_hook(keep_input, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """A layer's output in the form it has, with what it read in place of what it computed."""
+    read = args[0] if args else next(iter(kwargs.values()))
+    return (read, *output[1:]) if isinstance(output, tuple) else read
 
 
 def _outcome(output: Any) -> tuple[Tensor, float | None]:
@@ -125,7 +119,7 @@ def _outcome(output: Any) -> tuple[Tensor, float | None]:
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else (output,)
     tensors = [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
     loss = getattr(output, "loss", None)
-    found = next((value for value in tensors if value.dim() > 0), None)
-    if found is None:
+    first = next((value for value in tensors if value.dim() > 0), None)
+    if first is None:
         raise Unsupported("the model returns no tensor to compare; give one that returns hidden states or logits")
-    return found.detach().double(), None if loss is None else float(loss)
+    return first.detach().double(), None if loss is None else float(loss)

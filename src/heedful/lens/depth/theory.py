@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
 
@@ -29,7 +30,7 @@ def sep_bound(width: int, depth: int) -> int:
     >>> sep_bound(2, 3), sep_bound(3, 3), sep_bound(4, 3)
     (232, 3102, 31460)
     """
-    _check(width=width, depth=depth)
+    check_whole(width=width, depth=depth)
     if depth > 14:
         raise InvalidArgument(f"depth {depth} means a sum over 3^{depth} / 2 terms; give 14 at most")
     degree, m = (3**depth - 1) // 2, width * (width + 1) // 2
@@ -45,7 +46,7 @@ def log3_sep_curve(width: int, max_depth: int) -> list[float]:
     >>> [round(value, 2) for value in log3_sep_curve(8, 4)]
     [2.0, 6.29, 15.89, 32.41]
     """
-    _check(max_depth=max_depth)
+    check_whole(max_depth=max_depth)
     return [math.log(sep_bound(width, depth)) / math.log(3) for depth in range(1, max_depth + 1)]
 
 
@@ -73,7 +74,7 @@ def theorem_bounds(width: int, heads: int, depth: int) -> Bounds:
     >>> f"{3**bounds.lower:.1f} <= {sep_bound(10, 2)} <= {3**bounds.upper:.0f}"
     '4.5 <= 2156 <= 14641'
     """
-    _check(width=width, heads=heads, depth=depth)
+    check_whole(width=width, heads=heads, depth=depth)
     if heads >= width:
         raise InvalidArgument(f"the theorems need fewer heads than channels; got {heads} heads of width {width}")
     log3 = math.log(3)
@@ -99,9 +100,3 @@ def plot_sep_curves(widths: Sequence[int] = (2, 4, 8, 16), max_depth: int = 9, a
     ax.set(xlabel="depth", ylabel="log3 of the separation rank", yscale="log", title="Separation rank by depth")
     ax.legend(title="dot: depth 2 log3(width)")
     return ax
-
-
-def _check(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from heedful import masks
-from heedful.kernels._base import Parameter, unit
+from heedful.kernels import FusedForm
+from heedful.kernels.base import Parameter, unit
 from heedful.ops import reference
-from heedful.ops._request import Cost, Implementation, Request, wide
-from heedful.ops.fused._device import HAS_TRITON, chip
-from heedful.ops.fused.forms import Form, form
+from heedful.ops.fused._device import unable
+from heedful.ops.request import Cost, Implementation, Request, wide
 
 LARGEST = 256
 
+DIVISIONS = {None: 0, "sum": 1, "count": 2}
+
 
 def run(request: Request) -> Tensor:
-    found = form(request.kernel)
-    assert isinstance(found, Form)
+    form = request.kernel.fused_form
+    assert form is not None
     from heedful.ops.fused.operators import attention
 
-    query, key, value, alpha, column = _inputs(found, request)
+    query, key, value, alpha, column = _inputs(form, request)
     *lead, queries, _ = request.shape
     heads, batch = lead[-1] if lead else 1, math.prod(lead[:-1])
     parts = masks.parts(request.mask, request.shape, query.device)
@@ -51,7 +52,7 @@ def run(request: Request) -> Tensor:
         whole(key),
         whole(value),
         _by_head(alpha, heads, query),
-        None if not isinstance(found.beta, Tensor) and found.beta == 0 else _by_head(found.beta, heads, query),
+        None if not isinstance(form.beta, Tensor) and form.beta == 0 else _by_head(form.beta, heads, query),
         *((None, None) if request.factors is None else (four(x.to(query.dtype), 2) for x in request.factors)),
         None if bias is None else four(bias, 2),
         by_batch(parts.lengths, 0),
@@ -62,26 +63,26 @@ def run(request: Request) -> Tensor:
         [1, 1] if parts.blocks is None else list(parts.blocks[1]),
         parts.low,
         parts.high,
-        found.activation,
-        found.degree,
-        found.division,
-        found.distance,
+        form.activation,
+        form.degree,
+        DIVISIONS[form.division],
+        form.distance,
     )
     out, width = out.reshape(*lead, queries, value.shape[-1]), request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
-    for factor in found.factors:
+    for factor in form.factors:
         out = out * (factor.to(out.dtype)[:, None, None] if isinstance(factor, Tensor) and factor.dim() else factor)
     return out
 
 
-def _inputs(found: Form, request: Request) -> tuple[Tensor, Tensor, Tensor, Parameter, Tensor | None]:
+def _inputs(form: FusedForm, request: Request) -> tuple[Tensor, Tensor, Tensor, Parameter, Tensor | None]:
     """Query, key and value as the kernel reads them, alpha, and a term of every key."""
     query, key, value = request.query, request.key, request.value
-    alpha: Parameter = query.shape[-1] ** -0.5 if found.alpha is None else found.alpha
+    alpha: Parameter = query.shape[-1] ** -0.5 if form.alpha is None else form.alpha
     column = None
-    if found.inputs == "unit":
+    if form.inputs == "unit":
         query, key = (unit(x.to(wide(x.dtype))) for x in (query, key))
-    if found.inputs == "folded":
+    if form.inputs == "folded":
         expanded = request.expanded() if request.kernel.tensors() else request
         folded = request.kernel.fold(*(x.to(wide(x.dtype)) for x in (expanded.query, expanded.key)))
         assert folded is not None
@@ -110,9 +111,9 @@ def _flat(x: Tensor, lead: list[int], tail: int) -> Tensor:
 
 
 def refuse(request: Request) -> str | None:
-    found = form(request.kernel)
-    if isinstance(found, str):
-        return found
+    form = request.kernel.fused_form
+    if form is None:
+        return f"{type(request.kernel).__name__} is no elementwise function of one inner product or squared distance"
     if request.dropout_p:
         return "fused kernels drop no coefficients"
     if (
@@ -122,41 +123,24 @@ def refuse(request: Request) -> str | None:
         and request.bias.shape[-2] != 1
     ):
         return "the gradient of a full bias is a matrix of queries x keys; masks.low_rank has a small one"
-    if request.bias is not None and request.bias.shape[-2] != 1 and found.inputs == "folded":
+    if request.bias is not None and request.bias.shape[-2] != 1 and form.inputs == "folded":
         return "a full bias beside the product's own term of every key"
-    if max(_folded_size(found, request), request.value.shape[-1]) > LARGEST:
+    if max(_folded_size(form, request), request.value.shape[-1]) > LARGEST:
         return f"head sizes above {LARGEST} do not fit"
-    if torch._C._are_functorch_transforms_active():
-        return "torch.func's transforms do not see into fused kernels"
-    return _unable(request.value)
+    return unable(request.value)
 
 
-def _folded_size(found: Form, request: Request) -> int:
-    if found.inputs != "folded":
+def _folded_size(form: FusedForm, request: Request) -> int:
+    if form.inputs != "folded":
         return request.query.shape[-1]
     folded = request.kernel.fold(request.query[..., :0, :], request.expanded().key[..., :0, :])
     return LARGEST + 1 if folded is None else folded.query.shape[-1]
 
 
-def _unable(value: Tensor) -> str | None:
-    """Why these tensors cannot be served here, whatever the kernel."""
-    if not HAS_TRITON:
-        return "triton is not installed"
-    if value.dtype == torch.float64:
-        return "fused kernels compute in float32 and 16 bit"
-    if value.device.type == "cuda":
-        return None if chip(value.device).major >= 8 else "fused kernels need a GPU of compute capability 8.0 or newer"
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        return f"fused kernels run on CUDA devices; these tensors are on {value.device.type}"
-    if value.device.type != "cpu" or value.dtype != torch.float32:
-        return "triton's interpreter serves float32 on CPU alone"
-    return None
-
-
 def guards(request: Request) -> bool:
     """Inside the kernels nothing leaks; what is computed from the inputs before them is not inside."""
-    found = form(request.kernel)
-    return isinstance(found, Form) and found.inputs == "plain" and request.factors is None and request.bias is None
+    form = request.kernel.fused_form
+    return form is not None and form.inputs == "plain" and request.factors is None and request.bias is None
 
 
 def cost(request: Request) -> Cost:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from heedful.kernels._base import divisor
+from heedful.kernels.base import divisor
 from heedful.kernels.feature_map import elu_plus_one
-from heedful.ops._request import wide
-from heedful.ops.fused._device import HAS_TRITON, chip
+from heedful.ops.fused._device import Tiles, able, current, power_of_2, tiles, unit_stride
+from heedful.ops.request import wide
 
 MapName = Literal["identity", "relu", "elu"]
 
@@ -21,65 +20,13 @@ LARGEST = 256
 
 def usable(query: Tensor, value: Tensor, features: int, devices: frozenset[str]) -> bool:
     """Whether the kernels take these tensors: their device, type and sizes, and no transform of torch.func under way."""
-    if not HAS_TRITON or query.device.type not in devices or torch.float64 in (query.dtype, value.dtype):
-        return False
-    if query.device.type == "cuda" and chip(query.device).major < 8:
-        return False
-    if max(features, value.shape[-1]) > LARGEST or query.numel() == 0 or value.numel() == 0:
-        return False
-    return not torch._C._are_functorch_transforms_active()
-
-
-class Tiles(NamedTuple):
-    """How a kernel is cut: rows of a block, blocks of a span, columns of a tile of the memory `[F, E]`."""
-
-    rows: int
-    blocks: int
-    features: int
-    width: int
-    warps: int
-    stages: int
-
-
-def tiles(
-    role: str, features: int, width: int, heads: int, length: int, dot: torch.dtype, exact: bool, interpreted: bool
-) -> Tiles:
-    """The launch settings of one of the roles "states", "outputs", "queries", "keys" and "values", or "both" of these."""
-    whole_f, whole_e = _power(features), _power(width)
-    if interpreted:
-        cut_f = cut_e = 64
-        rows, blocks, warps, stages = 16, 2, 4, 1
-    else:
-        small = max(whole_f, whole_e) <= 64
-        rows, warps, stages, held = 64, 4 if small else 8, 2, 64 * 128
-        if dot == torch.float32:
-            # Products of float32 are unrolled where there are no tensor cores for them: more warps and fewer rows.
-            rows, warps, stages, held = 16 if exact else 32, 8, 1, 64 * 64
-        elif max(whole_f, whole_e) > 128:
-            rows, stages = 32, 1
-        # As many programs as keep the device busy, and as few as keep states few: a power of two, each is compiled.
-        blocks = min(1024 // rows, _power_below(heads * -(-length // rows) // 1024))
-        cut_f, cut_e = (64, 64) if role == "states" else (max(16, held // whole_e), max(16, held // whole_f))
-    cut_f, cut_e = min(cut_f, whole_f), min(cut_e, whole_e)
-    if role in ("outputs", "values", "both"):
-        cut_f = whole_f
-    if role in ("queries", "keys", "both"):
-        cut_e = whole_e
-    return Tiles(rows, blocks, cut_f, cut_e, warps, stages)
+    fits = max(features, value.shape[-1]) <= LARGEST and value.numel() > 0 and value.dtype != torch.float64
+    return fits and able(query, devices)
 
 
 def _one_tile(features: int, width: int) -> bool:
     """Whether a program of the backward pass holds a whole memory."""
     return max(features, width) <= 64
-
-
-def _power(size: int) -> int:
-    """The power of two that holds a size; products of fewer than 16 columns are not made."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def _power_below(size: int) -> int:
-    return 1 << (max(1, size).bit_length() - 1)
 
 
 class _Job:
@@ -91,7 +38,7 @@ class _Job:
         from heedful.ops.fused import chunks
 
         self.kernels = chunks
-        self.query, self.key, self.value = (_unit(x) for x in (query, key, value))
+        self.query, self.key, self.value = (unit_stride(x) for x in (query, key, value))
         self.weight = None if weight is None else weight.float()
         assert weight is None or weight.shape == key.shape[:3], "strides are read as they are"
         assert key.shape[:3] == value.shape[:3]
@@ -218,15 +165,6 @@ class _Job:
         return key, value, totals.new_empty(0) if weight is None else weight.sum(dim=0)
 
 
-def _unit(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _on(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
-
-
 @torch.library.custom_op("heedful::chunks", mutates_args=())
 def chunks(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, map: str, normal: bool, causal: bool
@@ -243,7 +181,7 @@ def chunks(
     Returns:
         The output `[B, H, Q, E]` in the value's dtype, and the sums of coefficients `[B, H, Q]` (empty if not normal).
     """
-    with _on(query):
+    with current(query):
         job = _Job(query, key, value, weight, map, normal, causal)
         return job.read(job.past())
 
@@ -262,9 +200,9 @@ def chunks_backward(
     map: str, normal: bool, causal: bool, by_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value and weight (empty if not asked for)."""
-    with _on(query):
+    with current(query):
         job = _Job(query, key, value, weight, map, normal, causal)
-        gradient = _unit(gradient)
+        gradient = unit_stride(gradient)
         by_query, deltas = job.by_query(job.past(), gradient, totals)
         return by_query, *job.by_key(job.future(gradient, totals, deltas), gradient, totals, deltas, by_weight)
 
@@ -274,7 +212,7 @@ def _(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, totals: Tensor,
     map: str, normal: bool, causal: bool, by_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    by_query, by_key, by_value = (torch.empty_like(_unit(x)) for x in (query, key, value))
+    by_query, by_key, by_value = (torch.empty_like(unit_stride(x)) for x in (query, key, value))
     return by_query, by_key, by_value, totals.new_empty(key.shape[:-1] if by_weight else (0,))
 
 
@@ -329,7 +267,7 @@ def chunks_step(
     """
     batch, heads, length, features = query.shape
     width = value.shape[-1]
-    with _on(query):
+    with current(query):
         if length > 1:
             job = _Job(query, key, value, None, map, normal, True)
             found = job.past(torch.cat((memory.flatten(2), total), dim=-1).flatten(0, 1), last=True)
@@ -340,14 +278,14 @@ def chunks_step(
         from heedful.ops.fused import chunks as kernels
 
         query, key, value = (x.reshape(batch * heads, x.shape[-1]) for x in (query, key, value))
-        query, key, value = (_unit(x) for x in (query, key, value))
+        query, key, value = (unit_stride(x) for x in (query, key, value))
         out = value.new_empty(batch, heads, 1, width)
         memory, total = memory.contiguous(), total.contiguous()
         new = torch.empty_like(memory), torch.empty_like(total)
-        cut = min(_power(width), max(16, 4096 // _power(features)))
+        cut = min(power_of_2(width), max(16, 4096 // power_of_2(features)))
         kernels._one_token[(batch * heads, -(-width // cut))](
             query, key, value, memory, total, out, *new, *(x.stride(0) for x in (query, key, value)),
-            F=features, E=width, BLOCK_F=_power(features), BLOCK_E=cut, MAP=map, NORMAL=normal, num_warps=4,
+            F=features, E=width, BLOCK_F=power_of_2(features), BLOCK_E=cut, MAP=map, NORMAL=normal, num_warps=4,
         )  # fmt: skip
         return out, *new
 

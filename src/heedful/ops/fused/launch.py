@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
@@ -17,25 +15,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from heedful.ops.fused import _backward, _blocks, _forward
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
+from heedful.ops.fused._device import Setting, fitting, interpreting, power_of_2, settings, unit_stride
 from heedful.ops.fused.activations import LOG2_E
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = interpreting()
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-
-
-class Setting(NamedTuple):
-    """Rows and columns of a block, stages of the pipeline, warps, and the most registers of a thread."""
-
-    rows: int
-    cols: int
-    stages: int
-    warps: int
-    registers: int | None = None
-
-    @property
-    def options(self) -> dict[str, int]:
-        """As Triton takes them at launch."""
-        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
 
 
 class Problem(NamedTuple):
@@ -76,71 +60,14 @@ class Problem(NamedTuple):
         return self.listed or self.lengths is not None or self.low is not None or self.high is not None
 
 
-# For bfloat16 on an H200: head sizes up to 64, the same under a mask, and head sizes up to 128. The first and the last were the
-# fastest of those tried there. Under a mask registers are held down to what the blocks without one need, by the compiler's count:
-# more of them would cost every block its neighbours on the chip.
-SETTINGS: dict[str, dict[str, tuple[Setting, Setting, Setting]]] = {
-    "forward": {
-        "sigmoid": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(128, 32, 4, 8)),
-        "exp": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(64, 64, 3, 4)),
-        "gaussian": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(128, 128, 2, 8)),
-        "softmax": (Setting(64, 128, 2, 4), Setting(64, 64, 2, 4, 128), Setting(64, 64, 3, 4)),
-        "others": (Setting(128, 64, 3, 8), Setting(128, 64, 3, 8), Setting(128, 64, 3, 8)),
-    },
-    "rows": {
-        "sigmoid": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 128), Setting(128, 64, 3, 8)),
-        "exp": (Setting(64, 64, 3, 4), Setting(64, 64, 3, 4, 168), Setting(128, 64, 3, 8)),
-        "gaussian": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 168), Setting(128, 64, 3, 8)),
-        "softmax": (Setting(128, 64, 3, 8), Setting(64, 64, 2, 4, 168), Setting(128, 64, 3, 8)),
-        "others": (Setting(128, 64, 3, 8), Setting(128, 64, 3, 8), Setting(128, 64, 3, 8)),
-    },
-    "columns": {
-        "sigmoid": (Setting(64, 64, 3, 4), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
-        "exp": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
-        "gaussian": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
-        "softmax": (Setting(64, 64, 3, 4, 168), Setting(64, 64, 3, 4, 168), Setting(64, 64, 2, 4)),
-        "others": (Setting(64, 64, 2, 4), Setting(64, 64, 2, 4, 168), Setting(64, 64, 2, 4)),
-    },
-}
-
-FITS: dict[tuple[Any, ...], int] = {}
-"""How many settings were too large for the device, by what was asked."""
-
-
-def settings(kind: str, problem: Problem) -> list[Setting]:
-    """What to try, the fastest first: what fits one device's shared memory may not fit another's."""
-    if INTERPRETED:
-        return [
-            {"forward": Setting(32, 16, 1, 4), "rows": Setting(16, 32, 1, 4), "columns": Setting(32, 16, 1, 4)}[kind]
-        ]
-    size = max(_power_of_2(problem.query.shape[-1]), _power_of_2(problem.value.shape[-1]))
-    small = [Setting(32, 32, 1, 4), Setting(16, 16, 1, 4)]
-    if problem.query.dtype == torch.float32:
-        best = Setting(64, 64, 2, 4) if kind == "columns" else Setting(128, 64, 2, 8)
-        return [best, Setting(64, 32, 2, 4), *small] if size <= 64 else [Setting(32, 32, 2, 4), *small]
-    if size > 128:
-        return [Setting(64, 32, 2, 4), *small]
-    name = problem.activation if problem.activation in SETTINGS[kind] else "others"
+def _fitting(kind: str, problem: Problem, go: Callable[[Setting], None]) -> None:
+    name = problem.activation
     if name == "exp" and problem.division == 1:
         name = "gaussian" if problem.distance else "softmax"
-    best = SETTINGS[kind][name][2 if size > 64 else int(problem.masked)]
-    return [best, best._replace(stages=1), Setting(64, 32, 1, 4), *small]
-
-
-def fitting(kind: str, problem: Problem, go: Callable[[Setting], None]) -> None:
-    """Launches with the first setting that the device has room for, and remembers which one that was."""
-    tried = settings(kind, problem)
-    features = tuple(x is None for x in problem[4:13]), problem.low is None, problem.high is None
-    key = kind, problem.query.shape[-1], problem.value.shape[-1], problem[-4:], problem.query.dtype, features
-    for n in range(FITS.get(key, 0), len(tried)):
-        try:
-            go(tried[n])
-        except triton.runtime.errors.OutOfResources:
-            if n + 1 == len(tried):
-                raise
-        else:
-            FITS[key] = n
-            return
+    size = power_of_2(max(problem.query.shape[-1], problem.value.shape[-1]))
+    terms = tuple(x is None for x in problem[4:13]), problem.low is None, problem.high is None
+    key = kind, problem.query.shape[-1], problem.value.shape[-1], problem[-4:], problem.query.dtype, terms
+    fitting(key, settings(kind, problem.query.dtype, size, name, problem.masked), go)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -164,7 +91,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         for one in passes:
             _forward.forward[grid](*tiles, out, stat, done, terms, constants(one), **chosen.options)
 
-    fitting("forward", problem, go)
+    _fitting("forward", problem, go)
     return out, stat
 
 
@@ -221,8 +148,8 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
                 *inputs, dk, dv, stat, delta, dright, dbias, terms, constants(one), **chosen.options
             )
 
-    fitting("rows", problem, rows)
-    fitting("columns", problem, columns)
+    _fitting("rows", problem, rows)
+    _fitting("columns", problem, columns)
     return Gradients(
         dq,
         dk,
@@ -238,9 +165,9 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
 def row_dot(x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
     """factor x.y of every row, [B, H, n] in float32, read once."""
     B, H, n, D = x.shape
-    x, y = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, y))
+    x, y = unit_stride(x), unit_stride(y)
     out = torch.empty(B, H, n, dtype=torch.float32, device=x.device)
-    rows, size = 16 if INTERPRETED else 64, _power_of_2(D)
+    rows, size = 16 if INTERPRETED else 64, power_of_2(D)
     grid = (_parts(n, rows) * B * H,)
     _blocks.row_dot[grid](
         x, y, out, H, n, *x.stride()[:3], *y.stride()[:3], factor, HEAD=D, D=size, BM=rows, num_warps=4
@@ -271,7 +198,8 @@ def _prepare(
     if problem.listed:
         active = _active(problem, chosen.rows, chosen.cols)
         listed = _list(active.mT if transposed else active)
-    left, right, bias, keep = _unit(problem.left), _unit(problem.right), problem.bias, problem.keep
+    left, right = (None if x is None else unit_stride(x) for x in (problem.left, problem.right))
+    bias, keep = problem.bias, problem.keep
     blocks = None if problem.blocks is None else problem.blocks.contiguous()
     terms = Terms(
         H, G, Q, K, problem.alpha, problem.beta, halves[0], halves[1],
@@ -296,10 +224,10 @@ def _prepare(
     rank = 0 if left is None else left.shape[-1]
     column = problem.bias is not None and problem.bias.shape[-2] == 1
     spec = Spec(
-        D=_power_of_2(query.shape[-1]), E=_power_of_2(value.shape[-1]), HEAD=query.shape[-1], WIDTH=value.shape[-1],
+        D=power_of_2(query.shape[-1]), E=power_of_2(value.shape[-1]), HEAD=query.shape[-1], WIDTH=value.shape[-1],
         BM=chosen.rows, BN=chosen.cols, STAGES=chosen.stages, ACT=problem.activation, DEGREE=problem.degree,
         DIVISION=problem.division, UNIT=LOG2_E[problem.activation], DISTANCE=problem.distance, BETA=problem.beta is not None,
-        RANK=rank, R=_power_of_2(rank), BIAS=0 if problem.bias is None else 1 if column else 2,
+        RANK=rank, R=power_of_2(rank), BIAS=0 if problem.bias is None else 1 if column else 2,
         LENGTHS=problem.lengths is not None, LOW=problem.low is not None, HIGH=problem.high is not None,
         IDS=problem.query_ids is not None, KEEP=problem.keep is not None, BLOCKS=blocks is not None, LIST=problem.listed,
         CLEAN=problem.masked, EVEN=K % chosen.cols == 0, FLAT=even and whole, QUICK=narrow and not INTERPRETED,
@@ -390,10 +318,6 @@ def _strided(name: str, x: Tensor | None, axes: str) -> dict[str, Any]:
     return {name: x} | {f"{name}_{axis}": 0 if x.shape[n] == 1 else x.stride(n) for n, axis in enumerate(axes)}
 
 
-def _unit(x: Tensor | None) -> Tensor | None:
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
-
-
 def _spread(x: Tensor, B: int, H: int) -> Tensor:
     """One entry (or row) per batch and head."""
     return x.expand(B, H, *x.shape[2:]).contiguous()
@@ -419,10 +343,6 @@ def _tiles(spec: Spec, *wanted: tuple[Tensor, int, int]) -> list[TensorDescripto
             strides = [s if size > 1 else D * n * H for s, size in zip(x.stride()[:3], x.shape[:3], strict=True)]
             made.append(TensorDescriptor(x, [B, H, n, D], [*strides, 1], [1, 1, rows, width]))
     return made
-
-
-def _power_of_2(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def _parts(length: int, size: int) -> int:

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from heedful._errors import Unsupported
-from heedful.ops.fused._device import HAS_TRITON, ROOMY, chip
+from heedful.ops.fused._device import (
+    HAS_TRITON,
+    ROOMY,
+    PrimalSetting,
+    able,
+    chip,
+    fitting,
+    power_of_2,
+    primal_settings,
+    unit_stride,
+)
 
 LARGEST = 128
 """The widest head, the widest output and the highest rank that the kernels take; in float32 half of it.
@@ -28,17 +38,12 @@ _AVAILABLE = HAS_TRITON and torch.version.hip is None
 
 def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> bool:
     """Whether the kernels take queries `[B, H, n, p]`, outputs of this width and scores of this rank."""
-    if not _AVAILABLE or query.device.type not in devices or query.dtype == torch.float64 or query.numel() == 0:
+    if not _AVAILABLE or not able(query, devices):
         return False
-    largest, is_single = LARGEST, query.dtype == torch.float32
-    if query.device.type == "cuda":
-        here = chip(query.device)
-        if here.major < 8 or (is_single and here.shared < ROOMY):
-            return False
-        largest = LARGEST if here.shared >= ROOMY else LARGEST // 2
-    if is_single:
-        largest = LARGEST // 2
-    return max(query.shape[-1], width, rank) <= largest and not torch._C._are_functorch_transforms_active()
+    is_single = query.dtype == torch.float32
+    roomy = query.device.type != "cuda" or chip(query.device).shared >= ROOMY
+    largest = LARGEST if roomy and not is_single else LARGEST // 2
+    return (roomy or not is_single) and max(query.shape[-1], width, rank) <= largest
 
 
 def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, devices: frozenset[str]) -> bool:
@@ -49,19 +54,8 @@ def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, de
     return here and _AVAILABLE and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
 
 
-# Tokens of a block, warps, programs for each multiprocessor, stages of the loop, registers: forward, backward.
-HALVES = ((64, 4, 2, 4, None), (64, 4, 3, 3, 168))
-# The same for heads or outputs wider than 64, and for float32.
-WIDE_HALVES = ((64, 8, 1, 2, None), (64, 8, 1, 2, None))
-SINGLE = ((32, 4, 2, 2, None), (32, 8, 1, 2, None))
-# What is tried after these, where a chip has no room for them.
-SMALL = ((32, 4, 1, 2, None), (16, 4, 1, 1, None))
-
 # Of partial sums, that one program adds up.
 COLUMNS = 32
-
-FITS: dict[tuple[Any, ...], int] = {}
-"""How many settings were too large for the device, by what was asked."""
 
 
 class _Sizes:
@@ -76,7 +70,7 @@ class _Sizes:
         self.pair, self.interpreted = pair, pair.device.type == "cpu"
         exact = pair.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         self.launch = _launch(pair.device)
-        ranked = {"P": self.p, "S": self.s, "BLOCK_P": _power(self.p), "BLOCK_S": _power(self.s), **self.launch}
+        ranked = {"P": self.p, "S": self.s, "BLOCK_P": power_of_2(self.p), "BLOCK_S": power_of_2(self.s), **self.launch}
         self.small = {
             **ranked, "num_warps": 4 if self.p <= 64 else 8,
             # Small products round no earlier than what they are made of.
@@ -84,7 +78,7 @@ class _Sizes:
         }  # fmt: skip
         halves = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
         self.large = {
-            **ranked, "V": self.v, "BLOCK_V": _power(self.v), "DOT": halves.get(pair.dtype, tl.float32),
+            **ranked, "V": self.v, "BLOCK_V": power_of_2(self.v), "DOT": halves.get(pair.dtype, tl.float32),
             "PRECISION": "ieee" if self.interpreted else "tf32x3" if exact else "tf32",
         }  # fmt: skip
         # The sample as rows of unit stride; a readout that heads share, or one each.
@@ -93,34 +87,27 @@ class _Sizes:
 
     def fitting(self, backward: bool, go: Callable[[int, int, dict[str, Any]], _T]) -> _T:
         """Calls `go(spans, blocks, settings)`, spans of so many blocks of tokens, with the first settings that the chip has room for."""
-        import triton
+        key = (
+            self.pair.device,
+            self.pair.dtype,
+            self.large["BLOCK_P"],
+            self.large["BLOCK_V"],
+            self.large["BLOCK_S"],
+            backward,
+        )
+        tried = primal_settings(self.pair.dtype, max(self.p, self.v), backward)
+        return fitting(key, tried, lambda setting: go(*self._spans(backward, setting)))
 
-        halves = WIDE_HALVES if max(self.p, self.v) > 64 else HALVES
-        first = (SINGLE if self.pair.dtype == torch.float32 else halves)[backward]
-        tried = (first, *SMALL)
-        key = self.pair.device, self.pair.dtype, self.large["BLOCK_P"], self.large["BLOCK_V"], _power(self.s), backward
-        for at in range(FITS.get(key, 0), len(tried)):
-            try:
-                made = go(*self._spans(backward, *tried[at]))
-            except triton.runtime.errors.OutOfResources:
-                if at + 1 == len(tried):
-                    raise
-            else:
-                FITS[key] = at
-                return made
-        raise AssertionError("the last one was tried")
-
-    def _spans(
-        self, backward: bool, rows: int, warps: int, programs: int, stages: int, registers: int | None
-    ) -> tuple[int, int, dict[str, Any]]:
+    def _spans(self, backward: bool, setting: PrimalSetting) -> tuple[int, int, dict[str, Any]]:
+        rows, warps, programs, stages, registers = setting
         if self.interpreted:
             rows, each = 16, 2
         else:
             # No more programs than run at once: what is left over would take a second turn.
             total = programs * chip(self.pair.device).processors
             each = -(-self.n // (rows * max(1, total // ((2 if backward else 1) * self.batch * self.heads))))
-        told = {**self.large, "ROWS": rows, "num_warps": warps, "num_stages": stages}
-        return -(-self.n // (rows * each)), each, told if registers is None else {**told, "maxnreg": registers}
+        options = {**self.large, "ROWS": rows, "num_warps": warps, "num_stages": stages}
+        return -(-self.n // (rows * each)), each, options if registers is None else {**options, "maxnreg": registers}
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.pair.device)
@@ -131,14 +118,6 @@ def _launch(device: torch.device) -> dict[str, Any]:
     """From Hopper on a kernel is launched before the last one has ended, and waits for it itself."""
     early = device.type == "cuda" and chip(device).major >= 9
     return {"EARLY": early, **({"launch_pdl": True} if early else {})}
-
-
-def _power(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _bytes(keep: Tensor | None) -> Tensor | None:
@@ -164,14 +143,14 @@ def primal_fold(
     """
     from heedful.ops.fused import primal
 
-    pair, sample = _unit(pair), None if sample is None else _unit(sample)
+    pair, sample = unit_stride(pair), None if sample is None else unit_stride(sample)
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
     z = _Sizes(pair, sample, w_e, c_e)
     on, product, tokens = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.heads), z.empty(z.batch)
     ticket = torch.empty(z.batch * z.heads, dtype=torch.int32, device=pair.device)
     primal.prepare[(z.batch * z.heads, 2, -(-z.p // 16) + 1)](
         sample, w_e, w_r, on, product, tokens, ticket, z.heads, z.n, z.m, *z.strides,
-        ROWS=min(_power(z.m), 8192 // _power(z.s)), STATIC=sample is None, **z.small,
+        ROWS=min(power_of_2(z.m), 8192 // power_of_2(z.s)), STATIC=sample is None, **z.small,
     )  # fmt: skip
     out = torch.empty(z.batch, z.n, z.heads, z.v, dtype=pair.dtype, device=pair.device)
     energy = z.empty(z.batch, 2, z.heads, z.s) if parts else z.empty(0)
@@ -180,7 +159,7 @@ def primal_fold(
         primal.fold[(z.batch * z.heads, spans)](
             pair, on, c_e, c_r, bias, _bytes(keep), out, z.empty(z.batch, z.heads, spans, 2, z.s) if parts else None,
             energy, ticket, z.heads, z.n, blocks, *pair.stride()[:4], z.step,
-            SPANS=min(64, _power(spans)), KEEP=keep is not None, BIAS=bias is not None, ENERGY=parts, **large,
+            SPANS=min(64, power_of_2(spans)), KEEP=keep is not None, BIAS=bias is not None, ENERGY=parts, **large,
         )  # fmt: skip
 
     z.fitting(False, go)
@@ -222,7 +201,7 @@ def primal_fold_backward(
     """
     from heedful.ops.fused import primal
 
-    pair, above, sample = _unit(pair), _unit(above), None if sample is None else _unit(sample)
+    pair, above, sample = unit_stride(pair), unit_stride(above), None if sample is None else unit_stride(sample)
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
     don, dproduct, denergy = (None if x is None else x.contiguous() for x in (don, dproduct, denergy))
     z = _Sizes(pair, sample, w_e, c_e)
@@ -304,9 +283,9 @@ primal_fold_backward.register_autograd(_no_second)
 
 def _loss_sizes(energy: Tensor) -> dict[str, Any]:
     _, _, heads, rank = energy.shape
-    block = _power(heads * rank)
+    block = power_of_2(heads * rank)
     return {
-        "SIZE": heads * rank, "BLOCK": block, "ROWS": max(1, 2048 // block), "HEADS": _power(heads), "num_warps": 4,
+        "SIZE": heads * rank, "BLOCK": block, "ROWS": max(1, 2048 // block), "HEADS": power_of_2(heads), "num_warps": 4,
         **_launch(energy.device),
     }  # fmt: skip
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from heedful.kernels import Kernel
 from heedful.masks import Block, Mask, cut
-from heedful.masks._algebra import cut_along
-from heedful.masks._factors import Factors
+from heedful.masks.algebra import cut_along
+from heedful.masks.factors import Factors
 
 
 class Request(NamedTuple):

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
-from heedful.masks._checks import broadcasts, check_boolean, check_fit, made_tensor, readable
-from heedful.masks._factors import Factors, joined
+from heedful._runtime import readable
+from heedful.masks._checks import broadcasts, check_boolean, check_fit, made_tensor
+from heedful.masks.factors import Factors, joined
 
 Align = Literal["start", "end"]
 
@@ -375,11 +377,8 @@ lower_right: Mask = _Causal("end")
 def window(before: int, after: int | None = None, *, align: Align = "start") -> Mask:
     """Query i sees keys i - before .. i + after; `after` defaults to `before`. `align="end"` counts from the last query and key."""
     after = before if after is None else after
-    for name, value in (("before", before), ("after", after)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidArgument(f"window: {name} must be an integer of at least 0; got {value!r}")
-    if align not in ("start", "end"):
-        raise InvalidArgument(f"window: align must be 'start' or 'end'; got {align!r}")
+    check_whole(0, before=before, after=after)
+    check_choice(Align, align=align)
     return _Window(before, after, align)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
 
 import torch
 from torch import Tensor
 
+from heedful._checks import is_number, is_whole
 from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
+from heedful._runtime import readable
 
 Parameter = float | Tensor
 """A number, or a tensor with one entry (shared) or one entry per head."""
@@ -45,6 +46,24 @@ class Folded(NamedTuple):
     key: Tensor  # [..., K, E]
     column: Tensor | None  # [..., K], float32 or wider
     scale: float
+
+
+@dataclass(frozen=True)
+class FusedForm:
+    """A kernel as the fused kernels take it: activation(alpha q.k + beta) of every pair, rows divided, times factors.
+
+    `alpha` and `beta` are numbers, or tensors with one entry or one per head. With `distance` the score is
+    alpha (q.k - q.q / 2 - k.k / 2) + beta instead.
+    """
+
+    activation: Literal["exp", "sigmoid", "relu", "relu_squared", "power"]
+    alpha: Parameter | None = None  # None: 1 / sqrt(head size)
+    beta: Parameter = 0.0
+    degree: int = 1
+    division: Division | None = None
+    distance: bool = False
+    inputs: Literal["plain", "unit", "folded"] = "plain"  # as they are, of unit length, or as `Kernel.fold` makes them
+    factors: tuple[Parameter, ...] = ()  # of the output
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -80,14 +99,20 @@ class Kernel:
             raise InvalidArgument(f"a kernel {cls.__name__} exists in {known.__module__}; give yours another name")
         if {"score", "activation", "coefficients"} & cls.__dict__.keys():
             # Another formula than the parent's: what the parent knew of faster forms holds no longer.
-            for name in ("fold", "features", "feature_size"):
-                if name not in cls.__dict__:
-                    setattr(cls, name, getattr(Kernel, name))
+            cls._forget("fold", "features", "feature_size")
+        # What is written inside the fused kernels is one formula exactly.
+        cls._forget("fused_form", "fused_map", "is_plain_softmax")
         dataclass(frozen=True, eq=False, repr=False)(cls)
         cls._names = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
         if "type" in cls._names:
             raise InvalidArgument(f"{cls.__name__}: a parameter cannot be called 'type', which descriptions use")
         Kernel._named[cls.__name__] = cls
+
+    @classmethod
+    def _forget(cls, *names: str) -> None:
+        for name in names:
+            if name not in cls.__dict__:
+                setattr(cls, name, Kernel.__dict__[name])
 
     @property
     def traits(self) -> Traits:
@@ -156,6 +181,24 @@ class Kernel:
         """The score of an exponential kernel as softmax attention would compute it, where that is exact."""
         return None
 
+    @property
+    def is_plain_softmax(self) -> bool:
+        """Whether `fold` leaves query and key as they are and adds no term: torch's own attention, by a pointer to the inputs."""
+        return False
+
+    @property
+    def fused_form(self) -> FusedForm | None:
+        """The kernel as one elementwise function of an inner product or a squared distance, where it is one.
+
+        A subclass does not inherit it, nor `fused_map`.
+        """
+        return None
+
+    @property
+    def fused_map(self) -> Literal["elu", "relu"] | None:
+        """The feature map as the fused kernels of linear attention apply it themselves, where they know it."""
+        return None
+
     def steady_features(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
         """Features that do not depend on which other keys are there, so that they can be summed up over time."""
         return self.features(query, key)
@@ -164,6 +207,11 @@ class Kernel:
     def of_pairs(self) -> Kernel:
         """The kernel that acts on pairs once a kernel of the whole sequence has moved the queries."""
         return self
+
+    @property
+    def moves(self) -> tuple[Kernel, ...]:
+        """The kernels by which `move` attends, one after the other."""
+        return ()
 
     def move(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         """The queries on which `of_pairs` acts; `attend` combines under the mask of the request."""
@@ -182,13 +230,21 @@ class Kernel:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor parameter, by its dotted name."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, value in self._items():
             if isinstance(value, Tensor):
-                found[name] = value
+                tensors[name] = value
             elif isinstance(value, Kernel):
-                found |= {f"{name}.{inner}": tensor for inner, tensor in value.tensors().items()}
-        return found
+                tensors |= {f"{name}.{inner}": tensor for inner, tensor in value.tensors().items()}
+        return tensors
+
+    def leaves(self) -> Iterator[Kernel]:
+        """The kernels that a composition is made of; of any other, itself."""
+        inner = [value for _, value in self._items() if isinstance(value, Kernel)]
+        if not inner:
+            yield self
+        for kernel in inner:
+            yield from kernel.leaves()
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> Kernel:
         """The same kernel with these tensor parameters in place of its own."""
@@ -275,13 +331,13 @@ class Kernel:
 
         config, tensors = read_folder(folder, expects="kernel")
         try:
-            made = Kernel.from_dict(config["kernel"])
-            wanted = made.tensors()
+            kernel = Kernel.from_dict(config["kernel"])
+            wanted = kernel.tensors()
             if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in wanted.items()}:
                 raise InvalidArgument(
                     f"config.json names the tensors {list(wanted)}, model.safetensors {list(tensors)}"
                 )
-            return made.with_tensors({n: t.requires_grad_(wanted[n].requires_grad) for n, t in tensors.items()})
+            return kernel.with_tensors({n: t.requires_grad_(wanted[n].requires_grad) for n, t in tensors.items()})
         except (HeedfulError, ValueError, TypeError) as error:
             raise CorruptModel(f"{folder}: the kernel cannot be made from what was saved: {error}") from error
 
@@ -320,12 +376,6 @@ def shifted(score: Tensor, offset: Parameter) -> Tensor:
     return score + per_head(offset, score)
 
 
-def readable(x: Tensor) -> bool:
-    """Whether a value may decide a branch: not where it would wait for a device, nor while torch traces or transforms."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return not traced and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
-
-
 def wide(x: Tensor) -> Tensor:
     """In the type sums are kept in: float64 as it is, anything else float32."""
     return x if x.dtype == torch.float64 else x.float()
@@ -358,8 +408,7 @@ def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optiona
         if right and readable(value):
             right = bool((value.isfinite() & (value > 0 if positive else True)).all())
     else:
-        right = isinstance(value, Real) and not isinstance(value, bool)
-        right = right and math.isfinite(value) and (value > 0 or not positive)
+        right = is_number(value) and math.isfinite(value) and (value > 0 or not positive)
     if not right:
         wanted = f"{'a positive' if positive else 'a finite'} number or a floating tensor of shape () or (heads,)"
         raise InvalidArgument(f"{type(owner).__name__}: {name} must be {wanted}; got {_brief(value)}")
@@ -392,7 +441,7 @@ def _plain(value: Any) -> Any:
         kind = str(value.dtype).removeprefix("torch.")
         learned = value.requires_grad or isinstance(value, torch.nn.Parameter)
         return {"tensor": value.detach().cpu().tolist(), "dtype": kind, "learned": learned}
-    return value
+    return int(value) if is_whole(value) else float(value) if is_number(value) else value
 
 
 def _rich(value: Any) -> Any:
