@@ -16,8 +16,11 @@ import pytest
 import torch
 from torch import nn
 
+import heedful
 from browser import BROWSER, DRIVER, browser
 from heedful._errors import Unsupported
+from heedful.bridges import reading
+from heedful.bridges.reading import load
 from heedful.lens.causes import explain
 from heedful.lens.causes import section as page
 from heedful.lens.causes.telling import lines
@@ -142,19 +145,23 @@ def test_a_long_text_is_cut_and_that_is_said(demo):
 
 
 @with_demo
-def test_a_folder_with_a_head_is_opened_with_it(demo, tmp_path):
+def test_a_folder_with_a_head_is_opened_once(demo, tmp_path, monkeypatch):
     from transformers import BertForSequenceClassification
-
-    from heedful.bridges.reading import load
 
     torch.manual_seed(1)
     config = type(demo[0].config)(**demo[0].config.to_dict())
     config.num_labels, config.num_hidden_layers, config.id2label = 2, 1, {0: "bad", 1: "good"}
     BertForSequenceClassification(config).save_pretrained(tmp_path)
     demo[1].save_pretrained(tmp_path)
-    told = page.section(subject_of(load(tmp_path), "A fine film, all in all.", folder=tmp_path))
-    assert told.result.task == "classification"
-    assert told.result.answer in ("bad", "good")
+    opened = []
+    monkeypatch.setattr(reading, "load", lambda *args: opened.append(args) or load(*args))
+    result = heedful.look(tmp_path, "A fine film, all in all.")
+    # Once: what explains answers is given the model with its head, the others its base.
+    assert len(opened) == 1
+    assert result.model.name == "BertModel"
+    why = result.sections["causes"].result
+    assert why.task == "classification"
+    assert why.answer in ("bad", "good")
 
 
 @with_demo

@@ -364,7 +364,7 @@ def test_look_at_too_long_or_empty_texts(run, saved):
     assert f"has 34 tokens, but the model's limit is {LIMIT}; give a shorter text, or read its beginning" in told
     assert f"--max-tokens {LIMIT}" in told
     assert f"limit is {LIMIT}" in one_line(run("look", saved, *long, "--max-tokens", LIMIT + 1))
-    assert "--max-tokens must be a whole number, at least 1" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
+    assert "--max-tokens must be a whole number from 1 on" in one_line(run("look", saved, TEXT, "--max-tokens", 0))
     for few in (1, 2):
         told = one_line(run("look", saved, TEXT, "--max-tokens", few))
         assert f"needs more than --max-tokens {few} for its special tokens" in told

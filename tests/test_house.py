@@ -40,7 +40,7 @@ ALLOWED = {
         "discovery",
         "report",
     },
-    "discovery": GROUND,
+    "discovery": GROUND | {"report"},
     "report": GROUND,
     "transport": GROUND | {"ops"},
     "kernels": GROUND,

@@ -40,10 +40,11 @@ def bar(*, wanted: bool = True, stays: bool = False) -> Iterator[Progress]:
 
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=not stays) as shown:
-        task = shown.add_task("", total=None)
+        task = shown.add_task("loading", total=None)
 
         def move(done: int, total: int, what: str = "") -> None:
-            # A step that cannot tell how far it is has a bar that only moves.
-            shown.update(task, completed=done, total=total if total > 1 else None, description=what)
+            # A step that cannot tell how far it is has a bar that only moves; update() takes no total for no change.
+            shown.tasks[0].total = total if total > 1 else None
+            shown.update(task, completed=done, description=what)
 
         yield move

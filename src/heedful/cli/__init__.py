@@ -107,13 +107,15 @@ def _look(
     """
     from heedful._progress import bar
     from heedful.cli.look import check_options, model_folder, read_text, show_page
-    from heedful.lens.looking import look
 
     # Read when torch is loaded: waiting threads sleep. Spinning, they slow this down manifold on a machine with other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     place = check_options(out, no_report=no_report, as_json=as_json, open_it=open_it)
     folder = model_folder(model, "look")
     words = read_text(text, file)
+    # All that can be checked without torch is checked by now.
+    from heedful.lens.looking import look
+
     with bar() as say:
         result = look(folder, words, max_tokens=max_tokens, progress=say)
         written = None if place is None else result.save(place)
