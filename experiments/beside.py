@@ -6,7 +6,7 @@ import io
 from contextlib import redirect_stdout
 
 from heedful.discovery import ARROW, CIRCLE, NONE, PAG, TAIL, orientation
-from heedful.discovery.orientation import RULES, Oriented, _r4
+from heedful.discovery.orientation import RULES, Oriented
 
 
 class CausalLearn:
@@ -48,8 +48,8 @@ def no_selection(graph, changed, verbose=False):
 def r4_by_sets(graph, length, data, test, alpha, sepsets, changed, knowledge, verbose=False):
     """R4 that asks the set which separated the ends, not a further test, for causal-learn's loop."""
     at = Oriented(PAG.from_causallearn(graph).marks.copy())
-    found = _r4(at, {(min(pair), max(pair)): tuple(each) for pair, each in sepsets.items()})
-    return (found and write_marks(graph, at.marks)) or changed
+    written = RULES["R4"](at, {(min(pair), max(pair)): tuple(each) for pair, each in sepsets.items()})
+    return (written and write_marks(graph, at.marks)) or changed
 
 
 def disagreements(skeleton, sepsets):
@@ -84,15 +84,15 @@ def disagreements(skeleton, sepsets):
 
         return call
 
-    real = {name: getattr(orientation, name) for name in ("Oriented", *(f"_{rule.lower()}" for rule in RULES))}
+    rules = dict(RULES)
     try:
-        for name, rule in real.items():
-            setattr(orientation, name, Watched if name == "Oriented" else named(name[1:].upper(), rule))
+        orientation.Oriented = Watched
+        RULES.update({name: named(name, rule) for name, rule in rules.items()})
         ours = orientation.orient(orientation.open_marks(skeleton), sepsets)
     finally:
-        for name, rule in real.items():
-            setattr(orientation, name, rule)
-    for end in orientation._against(ours, sepsets):
+        orientation.Oriented = Oriented
+        RULES.update(rules)
+    for end in orientation.contradictions(ours, sepsets):
         want("a separating set", end, "tail")
     # Where a mark has no voice yet, discriminating paths of R4 contradicted one another before anything was written.
     for end in ours.conflicts:

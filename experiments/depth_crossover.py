@@ -15,8 +15,8 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from heedful.lens.depth.crossover import Cell, Crossover, run_crossover
-from heedful.lens.depth.stacked import Protocol
+from experiments.crossover import Cell, Crossover, run_crossover
+from experiments.stacked import Protocol
 
 if TYPE_CHECKING:
     from heedful.cli.reproduce import Setting

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from heedful.lens.depth import Cell, Crossover, Protocol, run_crossover
+from experiments.crossover import Cell, Crossover, run_crossover
+from experiments.stacked import Protocol
 
 if TYPE_CHECKING:
     from heedful.cli.reproduce import Setting

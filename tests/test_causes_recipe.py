@@ -50,8 +50,8 @@ def test_disagreeing_rules_are_named():
     for i, j in ((0, 2), (1, 2), (2, 3), (3, 4), (3, 5)):
         skeleton[i, j] = skeleton[j, i] = True
     sepsets = {(0, 1): (), (4, 5): (), (0, 3): (2,), (1, 3): (2,), (2, 4): (3,), (2, 5): (3,)}
-    before = orientation.Oriented, orientation._r1
+    before = orientation.Oriented, dict(orientation.RULES)
     ours, torn = disagreements(skeleton, sepsets)
     assert (ours.marks == orientation.orient(orientation.open_marks(skeleton), sepsets).marks).all()
     assert torn == {end: {"arrowhead": {"R1"}, "tail": {"R1"}} for end in ((2, 3), (3, 2))}
-    assert before == (orientation.Oriented, orientation._r1)
+    assert before == (orientation.Oriented, orientation.RULES)

@@ -7,11 +7,11 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from experiments import stacked
+from experiments.crossover import Cell, Crossover, Trained, run_crossover
+from experiments.stacked import OutOfTime, Protocol
 
 from heedful import InvalidArgument
-from heedful.lens.depth import stacked
-from heedful.lens.depth.crossover import Cell, Crossover, Trained, run_crossover
-from heedful.lens.depth.stacked import OutOfTime, Protocol
 
 QUICK = Protocol(vocabulary=29, context=7, batch=5, steps=11, warmup=3)
 TEXT = torch.randint(29, (503,), generator=torch.Generator().manual_seed(5))

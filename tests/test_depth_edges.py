@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
+from experiments.crossover import Cell, run_crossover
+from experiments.stacked import Protocol
 
 from heedful import InvalidArgument, Unsupported
 from heedful.lens import depth
-from heedful.lens.depth.crossover import Cell, run_crossover
 from heedful.lens.depth.section import section
 from heedful.lens.depth.shape import parse_count
-from heedful.lens.depth.stacked import Protocol
 from heedful.lens.sections import Subject
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

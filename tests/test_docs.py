@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from browser import BROWSER, DRIVER, browser
-from heedful import Kernel, cli
+from heedful import _savable, cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,7 +58,7 @@ def test_blocks_run_as_pasted(page, tmp_path, monkeypatch, capsys):
     import matplotlib
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Kernel, "_named", dict(Kernel._named))  # a page's own kernels are its own
+    monkeypatch.setattr(_savable, "_CLASSES", dict(_savable._CLASSES))  # a page's own kernels are its own
     backend = matplotlib.get_backend()
     matplotlib.use("Agg")
     namespace = {"__name__": "__main__"}

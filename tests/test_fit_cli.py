@@ -66,7 +66,7 @@ def test_a_file_becomes_a_folder_and_answers(run, file, tmp_path):
     np.testing.assert_allclose(
         [[float(part) for part in row[2:]] for row in rows], model.predict_proba(test.X), atol=1e-5
     )
-    assert err == f"accuracy {model.score(test.X, test.y):.4f} on 20 labelled series\n"
+    assert err == f"accuracy {model.score(test.X, test.y):.4f} on 20 labelled cases\n"
     code, out, _ = run("predict", tmp_path / "model", file, "--out", tmp_path / "answers.csv")
     assert (code, out) == (0, f"20 answers written to {tmp_path / 'answers.csv'}\n")
     assert (tmp_path / "answers.csv").read_text().splitlines()[1] == f"0,{rows[0][1]}"
@@ -128,7 +128,7 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
     out = ("--out", tmp_path / "new")
     for arguments, told in (
         (("fit", tmp_path / "none.npz", *out), "there is no file"),
-        (("fit", tmp_path / "bare.npz", *out), "holds series without labels"),
+        (("fit", tmp_path / "bare.npz", *out), "holds no labels"),
         (("fit", tmp_path / "nan.npz", *out), "is NaN at case 2"),
         (("fit", tmp_path / "cut.npz", *out), "cannot be read as .npz"),
         (("fit", tmp_path / "table.csv", *out), "cannot tell from its ending what"),
@@ -140,7 +140,7 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", file, *out, "--attention", "magic"), "--attention must be of softmax"),
         (("fit", file, *out, "--device", "cuda:99"), "there is no device 'cuda:99'"),
         (("fit", file, *out, "--batch-size", 0), "--batch-size must be"),
-        (("fit", file, *out, "--seed", -1), "Invalid value for '--seed'"),
+        (("fit", file, *out, "--seed", -1), "--seed must be"),
         (("fit", tmp_path / "inf.npz", *out), "contains infinity"),
         (("fit", tmp_path / "half.npz", *out), "Unknown label type: continuous"),
         (("predict", tmp_path / "new", file), "no saved folder at"),
@@ -169,7 +169,7 @@ def test_numbers_are_compared_as_numbers_and_warnings_are_a_line(run, tmp_path):
         assert err.splitlines() == [
             "heedful: 40 of 40 series are longer than the longest of the training, 11 steps, and are cut there: positions and "
             "head know no later step",
-            f"accuracy {right:.4f} on 40 labelled series",
+            f"accuracy {right:.4f} on 40 labelled cases",
         ]
 
 
@@ -191,7 +191,7 @@ def test_labels_that_are_no_class_are_named(run, file, tmp_path):
         right = np.mean(
             [line.split(",")[1] == str(label) for line, label in zip(out.splitlines()[1:], labels, strict=True)]
         )
-        assert second == f"accuracy {right:.4f} on 20 labelled series"
+        assert second == f"accuracy {right:.4f} on 20 labelled cases"
 
 
 def test_a_folder_of_a_later_release_is_one_line(run, file, tmp_path):
@@ -204,7 +204,11 @@ def test_a_folder_of_a_later_release_is_one_line(run, file, tmp_path):
 
 
 def test_help_is_there(run):
-    for command, words in (("fit", ("--attention", "--held-out", "killed")), ("predict", ("--proba", "accuracy"))):
+    for command, words in (
+        ("fit", ("--attention", "--held-out", "killed")),
+        ("predict", ("--proba", "score")),
+        ("score", ("--json", "FOLDER")),
+    ):
         code, out, _ = run(command, "--help")
         assert code == 0
         assert all(word in out for word in words)

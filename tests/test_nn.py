@@ -373,7 +373,7 @@ Y = torch.zeros(2, 5, 12)
     ("make", "told"),
     [
         (lambda: Attention(12, 5), "embed_dim must be a multiple of num_heads; got embed_dim=12, num_heads=5"),
-        (lambda: Attention(12, 0), "num_heads must be a positive integer; got 0"),
+        (lambda: Attention(12, 0), "num_heads must be a whole number from 1 on; got 0"),
         (lambda: Attention(12, 6, num_kv_heads=4), "num_heads must be a multiple of num_kv_heads"),
         (lambda: Attention(12, 3, kernel="softmax"), "kernel must be a heedful kernel"),
         (
@@ -391,7 +391,7 @@ Y = torch.zeros(2, 5, 12)
         (lambda: Attention(12, 3)(Y, key_padding_mask=torch.zeros(2, 5, dtype=torch.long)), "True = ignore"),
         (lambda: KnowledgeAttention(12, 5), "unless head_dim is given"),
         (lambda: KnowledgeAttention(12, coordinates="xx"), "coordinates must be one of"),
-        (lambda: KnowledgeAttention(12, knowledge=-1), "at least 0; got -1"),
+        (lambda: KnowledgeAttention(12, knowledge=-1), "knowledge must be a whole number from 0 on; got -1"),
         (lambda: KnowledgeAttention(12, coordinates="knowledge")(Y), "give z"),
         (lambda: KnowledgeAttention(12)(Y, torch.zeros(3, 11)), r"z must have shape \(k, 12\)"),
         (lambda: KnowledgeAttention(12)(Y, torch.zeros(3, 4, 12)), r"or \(2, k, 12\); got \(3, 4, 12\)"),
@@ -402,8 +402,8 @@ Y = torch.zeros(2, 5, 12)
         ),
         (lambda: KnowledgeAttention.from_multihead(torch.nn.MultiheadAttention(12, 3)), "bias=False"),
         (lambda: KnowledgeAttention(12, value="mlp").to_multihead(), "value='linear'"),
-        (lambda: PairAttention(12, form="tanh"), "form must be 'mlp' or 'softmax'"),
-        (lambda: PairAttention(12, arity=4), "arity must be 2 or 3"),
+        (lambda: PairAttention(12, form="tanh"), "form must be one of mlp, softmax"),
+        (lambda: PairAttention(12, arity=4), "arity must be one of 2, 3"),
         (lambda: PairAttention(12, arity=3, max_length=4)(Y), "n = 5 exceeds max_length = 4"),
         (lambda: PairAttention(12)(Y, attn_mask=torch.zeros(5, 5)), "give boolean masks"),
         (lambda: Block(12, 3, activation="tanh"), "activation must be one of"),

@@ -157,12 +157,20 @@ X = torch.zeros(2, 5, 12)
             InvalidArgument,
             "must be boolean",
         ),
-        (lambda: Encoder(12, 3, ["softmax"]).resize_(-1), InvalidArgument, "max_len must be a positive integer"),
-        (lambda: Block(12, 3).resize_(0), InvalidArgument, "max_len must be a positive integer"),
+        (lambda: Encoder(12, 3, ["softmax"]).resize_(-1), InvalidArgument, "max_len must be a whole number from 1 on"),
+        (lambda: Block(12, 3).resize_(0), InvalidArgument, "max_len must be a whole number from 1 on"),
         (lambda: Block(12, 5, kernel="none"), InvalidArgument, "embed_dim must be a multiple of num_heads"),
-        (lambda: Block(12, 3, dropout=1.5, kernel="none"), InvalidArgument, r"dropout must lie in \[0, 1\)"),
-        (lambda: Block(12, 3, hidden=-1), InvalidArgument, "hidden must be a positive integer"),
-        (lambda: Primal.from_dict({"feature_map": {"map": "elu"}}), InvalidArgument, "dict with the entry 'type'"),
+        (
+            lambda: Block(12, 3, dropout=1.5, kernel="none"),
+            InvalidArgument,
+            r"dropout must be a number from 0 and below 1",
+        ),
+        (lambda: Block(12, 3, hidden=-1), InvalidArgument, "hidden must be a whole number from 1 on"),
+        (
+            lambda: Primal.from_dict({"feature_map": {"map": "elu"}}),
+            InvalidArgument,
+            "describes nothing that heedful knows",
+        ),
     ],
 )
 def test_bad_layers_are_refused(make, error, told):

@@ -3,15 +3,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import heedful
 from contracts import KERNELS
-from heedful import CorruptModel, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax, Unsupported
-from heedful._pretrained import Register, digest
-from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention
+from heedful import CorruptModel, Cosine, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax, Unsupported, _savable
+from heedful._savable import digest
+from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention, Primal
 
 MODULES = {
     "attention": lambda: Attention(12, 3, 0.1, kernel=Sigmoid(bias=-2.0), num_kv_heads=1, add_zero_attn=True),
@@ -63,7 +65,7 @@ def test_a_kernel_comes_back_equal(name, tmp_path):
 
 
 def test_a_base_class_loads_any_of_its_kind(tmp_path):
-    from heedful.nn._module import Module
+    from heedful.nn import Module
 
     Attention(12, 3).save_pretrained(tmp_path)
     assert isinstance(Module.from_pretrained(tmp_path), Attention)
@@ -141,13 +143,16 @@ def replace_by_folder(folder):
         (lambda folder: (folder / "config.json").write_text("[" * 200000), "config.json is not valid JSON"),
         (rewrite(arguments=[1]), "no type and arguments"),
         (rewrite(type=["Attention"]), "no type and arguments"),
-        (rewrite(arguments={"embed_dim": 12, "num_heads": 3, "dropout": "x"}), "dropout must lie in"),
+        (
+            rewrite(arguments={"embed_dim": 12, "num_heads": 3, "dropout": "x"}),
+            "dropout must be a number from 0 and below 1",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "config.json").write_text('{"module": '), "config.json is not valid JSON"),
         (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json is not valid JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "does not describe a heedful module"),
-        (rewrite(type="Nothing"), "unknown layer 'Nothing'; known: .*Attention"),
+        (rewrite(type="Nothing"), "unknown module 'Nothing' of .*; known: .*Attention"),
         (rewrite(arguments={"embed_dim": 12}), "cannot be made from what was saved"),
         (rewrite(arguments={"embed_dim": 12, "num_heads": 5}), "embed_dim must be a multiple"),
         (swap, "size mismatch"),
@@ -176,7 +181,7 @@ def test_a_damaged_kernel_names_its_folder(tmp_path):
     for bandwidth in (2.0, -1.0, {"tensor": [1.0, 1.0], "dtype": "float32"}, {"tensor": [1.0], "dtype": "zzz"}):
         config["kernel"]["bandwidth"] = bandwidth
         sign(tmp_path, config)
-        with pytest.raises(CorruptModel, match=f"{tmp_path.name}: the kernel cannot be made"):
+        with pytest.raises(CorruptModel, match=f"{tmp_path.name}: Gaussian cannot be made from what was saved"):
             Kernel.from_pretrained(tmp_path)
 
 
@@ -196,7 +201,7 @@ def test_a_layer_of_ones_own_keeps_its_arguments(tmp_path):
 
     Wide(8).save_pretrained(tmp_path)
     assert isinstance(Wide.from_pretrained(tmp_path), Wide)
-    with pytest.raises(InvalidArgument, match=r"a layer Block exists in heedful.nn.block"):
+    with pytest.raises(InvalidArgument, match=r"a module Block exists in heedful.nn.block"):
         type("Block", (Attention,), {})
 
 
@@ -238,28 +243,124 @@ def test_a_folder_runs_no_module_but_heedfuls(tmp_path, monkeypatch):
     Attention(12, 3).save_pretrained(tmp_path / "layer")
     for module in ("trap", "heedfully", "heedful.__main__", "heedful.nn.__main__", "heedful..trap", "heedful.", "os"):
         edited(tmp_path / "layer", "module", type="Nothing", module=module)
-        with pytest.raises(CorruptModel, match="unknown layer 'Nothing'"):
+        with pytest.raises(CorruptModel, match="unknown module 'Nothing'"):
             Attention.from_pretrained(tmp_path / "layer")
         assert "trap" not in sys.modules
         assert "heedful.__main__" not in sys.modules
 
 
-def test_classes_of_one_name_are_told_apart():
-    register = Register({"Old": "heedful.kernels"})
-    here, there = (type("Same", (), {"__module__": module}) for module in ("mine.one", "mine.two"))
-    for cls in (here, there, Softmax):
-        register.add(cls)
-    assert register.find({"type": "Same", "module": "mine.one"}, object) is here
-    assert register.find({"type": "Same", "module": "mine.two"}, object) is there
-    assert register.find({"type": "Same", "module": "mine.three"}, object) is None
-    assert register.find({"type": "Same", "module": "mine.three"}, here) is here, "whoever names the class means it"
-    assert register.find({"type": "Softmax", "module": "heedful.kernels"}, object) is Softmax
-    assert register.find({"type": "InvalidArgument", "module": "heedful._errors"}, object) is None
+def test_classes_of_one_name_are_told_apart(monkeypatch):
+    monkeypatch.setattr(_savable, "_CLASSES", dict(_savable._CLASSES))
+    here, there = (type("Same", (Attention,), {"__module__": module}) for module in ("mine.one", "mine.two"))
+
+    def find(name, module, asked=object):
+        return _savable.find("module", {"type": name, "module": module}, asked)
+
+    assert find("Same", "mine.one") is here
+    assert find("Same", "mine.two") is there
+    assert find("Same", "mine.three") is None
+    assert find("Same", "mine.three", here) is here, "whoever names the class means it"
+    assert find("Attention", "heedful.nn") is Attention
+    assert find("Softmax", "heedful.kernels") is None, "a kernel is no module"
+    assert find("InvalidArgument", "heedful._errors") is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 3, 0.5, "word", [1, [2.0, "x"]], {"a": 1, 3: [None]}, np.array(["a", "bc"]), np.array([[1.5, 2.0]]),
+        np.array(["a", "b"], dtype=object), torch.tensor([1.0, 2.0]), Gaussian(2.0) * Softmax(), Primal(3, feature_map=Cosine()),
+        [Softmax(), "none", {"x": Primal(2)}],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_go_through_json(value):
+    again = _savable.decode(json.loads(json.dumps(_savable.encode(value))))
+    assert type(again) is type(value)
+    if isinstance(value, np.ndarray | torch.Tensor):
+        assert again.dtype == value.dtype
+        np.testing.assert_array_equal(again, value)
+    else:
+        assert again == value
+
+
+def test_what_is_no_value_is_refused():
+    for value in (lambda x: x, object(), np.array([1j]), [print]):
+        with pytest.raises(InvalidArgument, match="cannot save"):
+            _savable.encode(value)
+    with pytest.raises(InvalidArgument, match="describes nothing that heedful knows"):
+        _savable.decode({"pickle": "cos"})
+    assert _savable.encode((np.int64(3), np.float32(0.5), np.bool_(True), Path("x"))) == [3, 0.5, True, "x"]
+
+
+# As 0.1.0 wrote them, weights and checksum beside.
+PRIMAL = {
+    "rank": 2, "rank_multi": 10, "sampling": "segment_mean", "weights": "data", "causal": False, "feature_map": "cosine", "track_loss": True,
+}  # fmt: skip
+FIRST_MODULE = {
+    "type": "Encoder", "module": "heedful.nn.encoder",
+    "arguments": {
+        "embed_dim": 4, "num_heads": 2,
+        "kernels": [
+            {"kernel": {"type": "Gaussian", "bandwidth": {"tensor": [1.0, 2.0], "dtype": "float32", "learned": True}, "normalize": True}},
+            {"primal": PRIMAL},
+            "none",
+        ],
+        "hidden": 16, "dropout": 0.0, "activation": "gelu", "norm": "layer", "norm_first": True, "bias": True, "num_kv_heads": 2,
+        "impl": "auto", "max_len": 5,
+    },
+}  # fmt: skip
+FIRST_ESTIMATOR = {
+    "type": "SeriesClassifier", "module": "heedful.series.classifier",
+    "params": {
+        "attention": ["softmax", {"primal": PRIMAL}], "batch_size": "auto", "checkpoint_dir": None,
+        "class_weight": {"mapping": [["a", 1.0], ["b", 2.0]]}, "device": "auto", "dropout": 0.1, "embed_dim": 4, "epochs": 2, "eta": 0.1,
+        "head": "flatten", "hidden": None, "layers": None, "lr": 0.001, "max_len": None, "num_heads": 2, "patience": 20,
+        "predict_dtype": "float32", "progress": False, "random_state": 3, "rank": 10, "validation_fraction": 0.2,
+    },
+    "fitted": {
+        "classes_": {"array": ["a", "b"], "dtype": "<U1"}, "n_features_in_": 2, "channels_": 2, "is_table_": False, "max_len_": 5,
+        "mean_": {"array": [0.1, 0.2], "dtype": "<f8"}, "scale_": {"array": [1.0, 2.0], "dtype": "<f8"}, "seed_": 3,
+        "training_": {
+            "training": {"epochs": [{"loss": 0.7, "held_out": {"loss": 0.6, "accuracy": 0.5}}], "best": 1, "resumed": 0}
+        },
+    },
+}  # fmt: skip
+
+
+def first_release(folder, kind, entry, weights):
+    _savable.write_folder(folder, {kind: entry}, weights)
+    config = json.loads((folder / "config.json").read_text())
+    sign(folder, config | {"heedful": "0.1.0"})
+
+
+def test_folders_of_the_first_release_load(tmp_path):
+    encoder = Encoder(
+        4, 2, [Gaussian(torch.nn.Parameter(torch.tensor([1.0, 2.0]))), Primal(2), "none"], max_len=5
+    ).eval()
+    first_release(tmp_path / "module", "module", FIRST_MODULE, encoder.state_dict())
+    again, x = Encoder.from_pretrained(tmp_path / "module"), torch.randn(2, 5, 4)
+    assert again.arguments() == encoder.arguments()
+    assert torch.equal(again(x), encoder(x))
+    kernel = {"type": "Product", "left": {"type": "Gaussian", "bandwidth": 2.0, "normalize": True}, "right": {"type": "Softmax", "scale": None}}  # fmt: skip
+    first_release(tmp_path / "kernel", "kernel", kernel, {})
+    assert Kernel.from_pretrained(tmp_path / "kernel") == Gaussian(2.0) * Softmax()
+    pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
+    from heedful.series import SeriesClassifier, SeriesNetwork
+
+    network = SeriesNetwork(2, 2, 5, 4, 2, ["softmax", Primal(2)]).eval()
+    first_release(tmp_path / "estimator", "estimator", FIRST_ESTIMATOR, network.state_dict())
+    model = SeriesClassifier.from_pretrained(tmp_path / "estimator")
+    assert (model.class_weight, model.attention[1], model.devices) == ({"a": 1.0, "b": 2.0}, Primal(2), 1)
+    assert (model.training_.measured["accuracy"], model.scale_.tolist()) == (0.5, [1.0, 2.0])
+    logits = network(torch.zeros(1, 5, 2), torch.zeros(1, 5, dtype=torch.bool))
+    mean = np.broadcast_to(model.mean_[:, None], (1, 2, 5))
+    np.testing.assert_allclose(model.predict_proba(mean), logits.softmax(1).detach(), atol=1e-6)
 
 
 @pytest.mark.parametrize("version", ["0.1.1", "0.2", "1.0.0rc1", "99999999999"])
 def test_a_folder_of_a_later_release_is_refused_by_its_name(version, tmp_path, monkeypatch):
-    monkeypatch.setattr("heedful._pretrained.__version__", "0.1.0")
+    monkeypatch.setattr("heedful._savable.__version__", "0.1.0")
     for saved, load in ((Attention(12, 3), Attention.from_pretrained), (Softmax(), Kernel.from_pretrained)):
         saved.save_pretrained(tmp_path)
         config = json.loads((tmp_path / "config.json").read_text())
@@ -273,7 +374,7 @@ def test_a_folder_of_a_later_release_is_refused_by_its_name(version, tmp_path, m
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.1", "0.0.9", "0.1.0.dev3", "unknown", "", None])
 def test_a_folder_of_this_or_an_earlier_release_loads(version, tmp_path, monkeypatch):
-    monkeypatch.setattr("heedful._pretrained.__version__", "0.1.0")
+    monkeypatch.setattr("heedful._savable.__version__", "0.1.0")
     Softmax().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     sign(tmp_path, config | {"heedful": version})

@@ -118,7 +118,7 @@ def test_the_network_saves_itself(tmp_path):
             net(wrong.double(), padding)
     with pytest.raises(InvalidArgument, match="padding must have shape"):
         net(x, padding[:, :5])
-    with pytest.raises(InvalidArgument, match="head must be 'flatten' or 'mean'"):
+    with pytest.raises(InvalidArgument, match="head must be one of flatten, mean"):
         network(head="max")
 
 
@@ -309,18 +309,18 @@ def test_a_learned_kernel_among_the_parameters_is_left_alone(fitted):
         ({"embed_dim": 9}, "embed_dim must be a multiple of num_heads"),
         ({"rank": 0}, "rank must be"),
         ({"eta": -1}, "eta must be a number from 0 on"),
-        ({"epochs": None}, "epochs must be a number; got None"),
-        ({"batch_size": None}, "batch_size must be a number; got None"),
-        ({"lr": None}, "lr must be a number; got None"),
+        ({"epochs": None}, "epochs must be a whole number from 1 on; got None"),
+        ({"batch_size": None}, "batch_size must be a whole number from 1 on; got None"),
+        ({"lr": None}, "lr must be a number above 0; got None"),
         ({"random_state": -1}, "random_state must be None, an integer from 0"),
         ({"random_state": np.random.default_rng(0)}, "or a RandomState; got Generator"),
-        ({"head": "max"}, "head must be 'flatten' or 'mean'"),
-        ({"dropout": 1.0}, "dropout must lie in"),
+        ({"head": "max"}, "head must be one of flatten, mean"),
+        ({"dropout": 1.0}, "dropout must be a number from 0 and below 1"),
         ({"epochs": 0}, "epochs must be a whole number"),
         ({"batch_size": "big"}, "batch_size must be 'auto'"),
         ({"batch_size": 2.5}, "batch_size must be a whole number"),
         ({"lr": 0.0}, "lr must be a number above 0"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be a number between 0 and 1"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be a number from 0 and below 1, or None"),
         ({"patience": -1}, "patience must be a whole number"),
         ({"hidden": -1}, "hidden must be a whole number"),
         ({"max_len": "x"}, "max_len must be a whole number"),
@@ -368,10 +368,10 @@ def test_the_primal_loss_is_part_of_the_loss(fitted):
     from heedful.nn import ksvd_loss
 
     X, y, model = fitted
-    x, padding, codes = *model._tensors(X), torch.from_numpy((y == "same").astype(np.int64))
+    inputs, codes = model._tensors(model._read(X)), torch.from_numpy((y == "same").astype(np.int64))
     net = model.network_
-    plain = functional.cross_entropy(net(x, padding), codes)
+    plain = functional.cross_entropy(net(*inputs), codes)
     for eta in (0.0, 0.5):
         model = SeriesClassifier(**SMALL, eta=eta)
-        torch.testing.assert_close(model._loss(net, x, padding, codes), plain + eta * ksvd_loss(net))
+        torch.testing.assert_close(model._loss(net, inputs, codes, None), plain + eta * ksvd_loss(net))
     assert ksvd_loss(net) > 0

@@ -19,11 +19,8 @@ OPTIONS = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 6, "lr": 0.03, "
 class CubeClassifier(SeriesClassifier):
     """Gives a table (cases, columns) on as an array (cases, channels, one step)."""
 
-    def _learn_shape(self, X, y):
-        return super()._learn_shape(cube(X), y)
-
-    def _tensors(self, X):
-        return super()._tensors(cube(X))
+    def _read(self, X, *labels, **more):
+        return super()._read(cube(X), *labels, **more)
 
 
 def cube(X):

@@ -26,7 +26,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from heedful.bridges import training
-from heedful.bridges.estimator import Epoch, Estimator, Recipe, Training, hold_out, seed_of
+from heedful.bridges.estimator import Estimator, seed_of
+from heedful.bridges.record import Epoch, Hyperparameters, Training
+from heedful.bridges.samples import hold_out
 from heedful.series import SeriesClassifier
 from test_series import two_bumps
 
@@ -123,7 +125,7 @@ def test_the_best_epoch_is_kept():
     assert len(losses) < 60, "noise cannot be learned: it stops early"
     assert done.best == 1 + int(np.argmin(losses))
     assert len(losses) == done.best + 5
-    _, held = hold_out(np.unique(Y, return_inverse=True)[1], 0.2, 0)
+    _, held = hold_out(len(Y), 0.2, 0, codes=np.unique(Y, return_inverse=True)[1])
     chosen = model.predict_proba(X[held])[np.arange(len(held)), np.searchsorted(model.classes_, Y[held])]
     assert -np.log(chosen).mean() == pytest.approx(done.measured["loss"], abs=1e-5)
     assert model.score(X[held], Y[held]) == pytest.approx(done.measured["accuracy"], abs=1e-6)
@@ -157,13 +159,15 @@ def test_the_record_tells_itself():
 def test_every_class_keeps_a_case_to_learn_from(codes, fraction, held):
     codes = np.array(codes)
     for seed in range(20):
-        learn, out = hold_out(codes, fraction, seed)
+        learn, out = hold_out(len(codes), fraction, seed, codes=codes)
         assert sorted([*learn, *out]) == list(range(len(codes)))
         assert set(codes[learn]) == set(codes)
         if held is not None:
             np.testing.assert_array_equal(np.bincount(codes[out], minlength=len(held)), held)
     if len(out):
-        assert not np.array_equal(hold_out(codes, fraction, 0)[1], hold_out(codes, fraction, 1)[1])
+        assert not np.array_equal(
+            hold_out(len(codes), fraction, 0, codes=codes)[1], hold_out(len(codes), fraction, 1, codes=codes)[1]
+        )
 
 
 def test_a_recipe_is_checked():
@@ -173,8 +177,8 @@ def test_a_recipe_is_checked():
         ({"clip": 0}, "clip"),
     ):
         with pytest.raises(InvalidArgument, match=told):
-            Recipe(**wrong)
-    assert Recipe(optimizer="AdamW", clip=None).optimizer == "AdamW"
+            Hyperparameters(**wrong)
+    assert Hyperparameters(optimizer="AdamW", clip=None).optimizer == "AdamW"
 
 
 @pytest.mark.parametrize("epoch", [1, 3])

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from heedful import InvalidArgument
-from heedful._pretrained import digest
+from heedful import CorruptModel, InvalidArgument
+from heedful._savable import digest
 
 pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
 from heedful.bridges import training
-from heedful.bridges.estimator import Classifier, Estimator, outputs, weights_of
+from heedful.bridges.estimator import Estimator, outputs
+from heedful.bridges.predictors import Classifier
+from heedful.bridges.samples import weights_of
 from heedful.series import SeriesClassifier
 from test_series import two_bumps
 
@@ -42,12 +44,12 @@ def test_weights_are_their_formula():
 
 def test_the_loss_is_weighted():
     model = SeriesClassifier(**SMALL, eta=0).fit(X, Y)
-    x, padding = model._tensors(X)
+    inputs = model._tensors(model._read(X))
     codes = torch.from_numpy((Y == "same").astype(int))
     weights = torch.rand(60) + 0.5
     with torch.no_grad():
-        each = -model.network_(x, padding).log_softmax(1)[torch.arange(60), codes]
-        loss = model._loss(model.network_, x, padding, codes, weights)
+        each = -model.network_(*inputs).log_softmax(1)[torch.arange(60), codes]
+        loss = model._loss(model.network_, inputs, codes, weights)
     torch.testing.assert_close(loss, (weights * each).sum() / 60)
 
 
@@ -144,9 +146,9 @@ def test_a_network_in_training_mode_answers_all_the_same(model):
     np.testing.assert_array_equal(model.predict_proba(X), wanted)
     assert network.training
     network.eval()
-    assert outputs(network, model._tensors(X), torch.device("cpu"), torch.float64).dtype == torch.float64
+    assert outputs(network, model._tensors(model._read(X)), torch.device("cpu"), torch.float64).dtype == torch.float64
     for wrong in ("float16", "double", torch.float32, None):
-        with pytest.raises(InvalidArgument, match="predict_dtype must be 'float32' or 'float64'"):
+        with pytest.raises(InvalidArgument, match="predict_dtype must be one of float32, float64"):
             SeriesClassifier(**SMALL, predict_dtype=wrong).fit(X, Y)
         with pytest.raises(InvalidArgument, match="predict_dtype must be"):
             model.set_params(predict_dtype=wrong).predict(X)
@@ -158,7 +160,8 @@ def test_a_fresh_process_opens_a_folder_by_any_base(model, tmp_path):
     np.save(tmp_path / "x.npy", X[:3])
     code = """
 import sys, numpy
-from heedful.bridges.estimator import Classifier, Estimator
+from heedful.bridges.estimator import Estimator
+from heedful.bridges.predictors import Classifier
 for base in (Estimator, Classifier):
     model = base.from_pretrained(sys.argv[1])
     print(type(model).__module__, model.class_weight, model.predict(numpy.load(sys.argv[2])).tolist())
@@ -188,7 +191,7 @@ def test_an_estimator_of_ones_own(model, tmp_path):
     config["sha256"] = digest(config, (tmp_path / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        InvalidArgument, match=r"holds a Mine of somebody.elses, which is not heedful's and not imported"
+        CorruptModel, match=r"unknown estimator 'Mine' of somebody.elses; known: .* must be defined \(imported\)"
     ):
         Classifier.from_pretrained(tmp_path)
     assert type(Mine.from_pretrained(tmp_path)) is Mine

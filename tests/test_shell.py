@@ -76,10 +76,10 @@ def check_line(outcome, command):
         (("discover", "covariance.csv", "-n", "2"), "--samples must be"),
         (("discover", "covariance.csv"), "a covariance needs --samples"),
         (("discover", "table.csv", "-n", "200"), "For data use --data"),
-        (("discover", "covariance.csv", "-n", "100", "--max-cond-size", "-1"), "at least 0; got -1"),
+        (("discover", "covariance.csv", "-n", "100", "--max-cond-size", "-1"), "from 0 on; got -1"),
         (("fit", "series.npz", "--out", "m", "--heads", "7"), "multiple of --heads; got --embed-dim 64, --heads 7"),
         (("fit", "series.npz", "--out", "m", "--held-out", "2"), "--held-out must"),
-        (("fit", "series.npz", "--out", "m", "--seed", "-1"), "'--seed'"),
+        (("fit", "series.npz", "--out", "m", "--seed", "-1"), "--seed must be"),
         (("fit", "single.npz", "--out", "m"), "y holds one class, calm; a classifier needs"),
         (("reproduce", "depth-rank", "--quick", "--device", "nonsense"), "--device must"),
     ],
@@ -223,7 +223,7 @@ def drawings():
     import torch
 
     from heedful import lens
-    from heedful.bridges.estimator import Epoch, Training
+    from heedful.bridges.record import Epoch, Training
     from heedful.nn import PrimalAttention
 
     layer = PrimalAttention(8, 2, max_len=5)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from experiments import arithmetic
 from torch import nn
 
 from heedful import (
@@ -27,7 +28,6 @@ from heedful import (
 from heedful.lens import symmetry
 from heedful.lens.symmetry import (
     SymmetryBroken,
-    arithmetic,
     audit,
     check_equivariance,
     check_finite_information,

@@ -60,7 +60,7 @@ def test_kl_is_shared_among_the_training_set():
     torch.testing.assert_close(kl_loss(model, 50), (model[0].kl() + model[1].kl()) / 50)
     torch.testing.assert_close(kl_loss(layer, 50, kl_scale=0.1), layer.kl() / 500)
     assert kl_loss(torch.nn.Linear(3, 3), 50).item() == 0.0
-    with pytest.raises(InvalidArgument, match="train_size must be a positive integer"):
+    with pytest.raises(InvalidArgument, match="train_size must be a whole number from 1 on"):
         kl_loss(layer, 0)
 
 
@@ -193,13 +193,16 @@ def test_predictions_are_read_and_drawn():
     ("call", "told"),
     [
         (lambda: mc_predict(torch.nn.Linear(3, 3), torch.zeros(1, 3)), "no GaussianProcessAttention"),
-        (lambda: mc_predict(classifier(), torch.zeros(1, 5, 8), mc_samples=0), "mc_samples must be a positive integer"),
+        (
+            lambda: mc_predict(classifier(), torch.zeros(1, 5, 8), mc_samples=0),
+            "mc_samples must be a whole number from 1 on",
+        ),
         (
             lambda: mc_predict(classifier(), torch.zeros(1, 5, 8), average="votes"),
             "average must be one of logits, probs",
         ),
         (lambda: GaussianProcessAttention(8, 2), "give max_len"),
-        (lambda: kl_loss(classifier(), 0), "train_size must be a positive integer"),
+        (lambda: kl_loss(classifier(), 0), "train_size must be a whole number from 1 on"),
         (lambda: kl_loss(classifier(), 9, float("nan")), "kl_scale must be a number from 0 on"),
     ],
 )

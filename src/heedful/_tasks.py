@@ -1,19 +1,61 @@
-"""What `heedful fit` and `predict` read, and where the estimators live that folders name."""
+"""The fit registry: what `heedful fit`, `predict` and `score` read, and where the estimators live that folders name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from heedful._errors import InvalidArgument
+
+__all__ = ["HOMES", "TASKS", "Task", "task_of"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of data: the module that has `read(file, split)` and the estimators, and the endings of its files."""
+    """One kind of data: its package, the endings of its files, its `read(file, split)`, its estimators, the first by default.
 
-    room: str
+    What `read` gives has `X`, `y` (None where the file has no labels) and a `repr` that says what it is.
+    """
+
+    name: str
     endings: tuple[str, ...]
+    reader: str
     estimators: tuple[str, ...]
 
+    @property
+    def package(self) -> Any:
+        return import_module(f"heedful.{self.name}")
 
-TASKS = {"series": Task("heedful.series", (".npz", ".ts"), ("SeriesClassifier",))}
+    @property
+    def read(self) -> Callable[..., Any]:
+        return getattr(self.package, self.reader)
 
-HOMES = {name: task.room for task in TASKS.values() for name in task.estimators}
+    def estimator(self, name: str | None = None) -> type[Any]:
+        """The class of an estimator by its name."""
+        if name is not None and name not in self.estimators:
+            raise InvalidArgument(f"estimator must be one of {', '.join(self.estimators)}; got {name!r}")
+        return getattr(self.package, name or self.estimators[0])
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("series", (".npz", ".ts"), "read", ("SeriesClassifier",)),
+    )
+}  # fmt: skip
+
+HOMES = {name: f"heedful.{task.name}" for task in TASKS.values() for name in task.estimators}
+
+
+def task_of(file: Path, task: str | None = None) -> Task:
+    """What a file holds, as it was said or by its ending."""
+    if task is not None and task not in TASKS:
+        raise InvalidArgument(f"task must be one of {', '.join(TASKS)}; got {task!r}")
+    fitting = [kind for kind in TASKS.values() if file.suffix in kind.endings]
+    if task is None and not fitting:
+        endings = "; ".join(f"{name}: {', '.join(kind.endings)}" for name, kind in TASKS.items())
+        raise InvalidArgument(f"cannot tell from its ending what {file} holds; files that are read: {endings}")
+    return fitting[0] if task is None else TASKS[task]

@@ -1,243 +1,257 @@
-"""What every estimator here shares: scikit-learn's habits, a hold-out part, a record of the training, folders without pickles."""
+"""What every estimator here shares: scikit-learn's habits, one `fit`, a hold-out part, checkpoints, folders without pickles."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra
-from heedful._plot import axes
-from heedful._pretrained import Register, read_folder, write_folder
-from heedful._tasks import HOMES
-from heedful._text import quantity
-from heedful.nn._module import from_plain, to_plain
+from heedful import __version__
+from heedful._checks import check_choice, check_number, is_whole
+from heedful._errors import InvalidArgument, MissingExtra
+from heedful._files import located
+from heedful._progress import bar
+from heedful._savable import Savable, decode, encode, entry_of
+from heedful.bridges.record import Hyperparameters, Training
+from heedful.bridges.samples import Samples, hold_out, validated
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.model_selection import StratifiedShuffleSplit
+    from sklearn.base import BaseEstimator
     from sklearn.utils import check_random_state
-    from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+    from sklearn.utils.validation import check_is_fitted
 except ImportError:
     raise MissingExtra("scikit-learn", "tables") from None
 
-if TYPE_CHECKING:
-    from heedful._plot import Axes
+__all__ = ["Estimator", "device_of", "dtype_of", "outputs", "seed_of"]
 
-__all__ = [
-    "Classifier",
-    "Epoch",
-    "Estimator",
-    "Recipe",
-    "Training",
-    "check_range",
-    "check_whole",
-    "device_of",
-    "dtype_of",
-    "encoded",
-    "hold_out",
-    "outputs",
-    "plain_number",
-    "seed_of",
-    "validated",
-    "weights_of",
-]
+# Fitted arrays lie beside the weights, under names that no module has.
+_FITTED = "fitted:"
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a network is trained: everything beside network and data that decides the result.
-
-    `optimizer` is a class of `torch.optim` by its name. Gradients are clipped to the norm `clip`. Training ends after
-    `epochs`, or when the held-out loss has not fallen for `patience` epochs.
-
-    >>> Recipe(epochs=3).lr
-    0.001
-    """
-
-    epochs: int = 100
-    batch_size: int = 16
-    lr: float = 1e-3
-    optimizer: str = "RAdam"
-    weight_decay: float = 0.0
-    clip: float | None = 4.0
-    patience: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "lr", "weight_decay", "clip", "patience", "seed"):
-            object.__setattr__(self, name, plain_number(getattr(self, name)))
-        for name in ("epochs", "batch_size", "lr"):
-            if getattr(self, name) is None:
-                raise InvalidArgument(f"{name} must be a number; got None")
-        check_whole(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
-        check_range(lr=(self.lr, 0.0, np.inf), clip=(self.clip, 0.0, np.inf))
-        if not _is_number(self.weight_decay) or self.weight_decay < 0:
-            raise InvalidArgument(f"weight_decay must be a number from 0 on; got {self.weight_decay!r}")
-        made = getattr(torch.optim, self.optimizer, None) if isinstance(self.optimizer, str) else None
-        if not (
-            isinstance(made, type) and issubclass(made, torch.optim.Optimizer) and made is not torch.optim.Optimizer
-        ):
-            raise InvalidArgument(
-                f"optimizer must name a class of torch.optim, as 'RAdam' or 'AdamW'; got {self.optimizer!r}"
-            )
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One pass over the training part: its mean loss, and what was measured on the held-out part after it."""
-
-    loss: float
-    held_out: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a training did: every epoch, the one whose weights were kept, and how many came from a checkpoint.
-
-    `best` counts from 1. Without a held-out part it is the last epoch.
-
-    >>> print(Training((Epoch(0.9, {"loss": 0.8, "accuracy": 0.5}), Epoch(0.4, {"loss": 0.6, "accuracy": 0.75})), best=2))
-    2 epochs, the best is 2: held-out loss 0.6, accuracy 0.75
-    """
-
-    epochs: tuple[Epoch, ...]
-    best: int
-    resumed: int = 0
-
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """What was measured on the held-out part with the weights that were kept."""
-        return self.epochs[self.best - 1].held_out
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"epochs": [{"loss": e.loss, "held_out": dict(e.held_out)} for e in self.epochs]}
-
-    def __str__(self) -> str:
-        found = ", ".join(f"{name} {value:.3g}" for name, value in self.measured.items())
-        kept = f"the best is {self.best}: held-out {found}" if found else f"last loss {self.epochs[-1].loss:.3g}"
-        again = f" ({self.resumed} from a checkpoint)" if self.resumed else ""
-        return f"{quantity(len(self.epochs), 'epoch')}{again}, {kept}"
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Losses by epoch; a dotted line marks the epoch whose weights were kept."""
-        ax = axes(ax)
-        from matplotlib.ticker import MaxNLocator
-
-        count = range(1, len(self.epochs) + 1)
-        ax.plot(count, [epoch.loss for epoch in self.epochs], label="training")
-        if self.measured:
-            ax.plot(count, [epoch.held_out["loss"] for epoch in self.epochs], label="held out")
-            ax.axvline(self.best, color="gray", linestyle=":", label="kept")
-        ax.set(xlabel="epoch", ylabel="loss")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.legend(frameon=False)
-        return ax
-
-
-class Estimator(BaseEstimator):  # type: ignore[misc]
+class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
     """A scikit-learn estimator around one network: `network_`, saved with what was fitted to a folder of two files.
 
-    A subclass lists its fitted attributes in `_fitted` (numbers, strings, lists, numpy arrays; they go to `config.json`),
-    and `_network()` makes its network anew from parameters and fitted attributes.
+    A subclass says what is its own: `_read` (X, y -> samples), `_network` (made anew from parameters and fitted attributes),
+    `_loss` and `_measure`; where needed also `_scale` (what is learned of samples before the network), `_tensors` (the network's
+    inputs) and `_check` (parameters, before data is touched). `_fitted` lists fitted attributes that go to `config.json`, `_arrays`
+    those that lie beside the weights. Its constructor stores `epochs`, `batch_size`, `lr`, `validation_fraction`, `patience`,
+    `random_state`, `device`, `predict_dtype`, `progress`, `checkpoint_dir`, and, where it offers them, any other field of
+    `Hyperparameters` and Lightning's `devices`, `num_nodes`, `strategy`.
     """
 
+    _kind = "estimator"
+    _needs = ("params", "fitted")
     _fitted: ClassVar[tuple[str, ...]] = ()
     _optional: ClassVar[tuple[str, ...]] = ("feature_names_in_",)
-    _register: ClassVar[Register[Estimator]] = Register(HOMES)
+    _arrays: ClassVar[tuple[str, ...]] = ()
+    # What does not decide the result of a training.
+    _ASIDE: ClassVar[tuple[str, ...]] = (
+        "random_state", "device", "progress", "checkpoint_dir", "predict_dtype", "devices", "num_nodes", "strategy",
+    )  # fmt: skip
 
     network_: nn.Module
+    training_: Training
+    seed_: int
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        Estimator._register.add(cls)
+    def _read(
+        self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
+    ) -> Samples:
+        """What X, and in `fit` y and the rest, hold; by default a table of numbers."""
+        table = validated(self, X, y, reset=fitting)
+        table, y = table if isinstance(table, tuple) else (table, None)
+        return Samples((table,), y, sample_weight, groups)
 
     def _network(self) -> nn.Module:
         raise NotImplementedError
 
-    def _settings(self) -> dict[str, Any]:
-        """The parameters as JSON."""
-        return {name: _written(value) for name, value in self.get_params(deep=False).items()}
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes `config.json` (parameters and what was fitted) and `model.safetensors` (weights) into a folder."""
-        check_is_fitted(self, "network_")
-        names = [*self._fitted, *(name for name in self._optional if hasattr(self, name))]
-        fitted = {name: _written(getattr(self, name)) for name in names}
-        entry = Register.entry(type(self)) | {"params": self._settings(), "fitted": fitted}
-        write_folder(folder, {"estimator": entry}, self.network_.state_dict())
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """The fitted estimator that `save_pretrained` wrote; nothing is unpickled.
-
-        Called on a base, as `Estimator.from_pretrained`, it gives whatever estimator of heedful's the folder holds.
-        """
-        config, tensors = read_folder(folder, expects="estimator")
-        try:
-            kind, params, fitted = (config["estimator"][name] for name in ("type", "params", "fitted"))
-            if not isinstance(kind, str) or not isinstance(params, dict) or not isinstance(fitted, dict):
-                raise TypeError
-        except (TypeError, KeyError):
-            raise CorruptModel(
-                f"{folder}: config.json has no type, params and fitted of an estimator; save it again"
-            ) from None
-        made_by = Estimator._register.find(config["estimator"], cls)
-        if made_by is None:
-            where = config["estimator"].get("module")
-            raise InvalidArgument(
-                f"{folder} holds a {kind}{f' of {where}' if where else ''}, which is not heedful's and not imported; import "
-                f"{kind} before it is loaded"
-            )
-        if not issubclass(made_by, cls):
-            raise InvalidArgument(f"{folder} holds a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
-        try:
-            estimator = made_by(**{name: _read(value) for name, value in params.items()})
-            for name in (*made_by._fitted, *(name for name in made_by._optional if name in fitted)):
-                setattr(estimator, name, _read(fitted[name]))
-            estimator.network_ = estimator._network()
-            estimator.network_.load_state_dict(tensors, assign=True)
-        except (HeedfulError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
-            raise CorruptModel(f"{folder}: {kind} cannot be made from what was saved: {error}") from error
-        estimator.network_.eval()
-        return estimator
-
-
-class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
-    """An estimator whose network gives one logit for each of `classes_`; a subclass says `_tensors(X)`, the network's inputs."""
-
-    classes_: np.ndarray
-    device: str
-    predict_dtype: str
-
-    def _tensors(self, X: Any) -> tuple[Tensor, ...]:
+    def _loss(
+        self, network: nn.Module, inputs: tuple[Tensor, ...], target: Tensor | None, weight: Tensor | None
+    ) -> Tensor:
+        """The mean loss of a batch."""
         raise NotImplementedError
 
-    def _logits(self, X: Any) -> np.ndarray:
-        check_is_fitted(self, "network_")
+    def _measure(
+        self, network: nn.Module, inputs: tuple[Tensor, ...], target: Tensor | None, weight: Tensor | None
+    ) -> Mapping[str, Tensor]:
+        """Values of each held-out case, among them `"loss"`."""
+        raise NotImplementedError
+
+    def _labelled(self, samples: Samples) -> Samples:
+        """Samples with the target as numbers and with weights, as the kind of prediction asks."""
+        return samples
+
+    def _scale(self, samples: Samples) -> None:
+        """Learns of the samples that are learned from what `_tensors` and `_network` need."""
+
+    def _tensors(self, samples: Samples) -> tuple[Tensor, ...]:
+        """The network's inputs."""
+        return tuple(torch.from_numpy(part).float() for part in samples.inputs)
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None) -> Self:
+        """Learns from X and y; goes on where a killed call with the same `checkpoint_dir` stopped.
+
+        `sample_weight` has a number for each case: how much its loss counts. A case of weight 0 is left out altogether. Cases of
+        one entry of `groups` are held out together.
+        """
+        self._check()
+        from heedful.bridges.training import train
+
         device = device_of(self.device)
-        return outputs(self.network_, self._tensors(X), device, dtype_of(self.predict_dtype, device)).numpy()
+        samples = self._read(X, y, sample_weight, groups, fitting=True)
+        self.__dict__.pop("network_", None)
+        samples = self._labelled(self._grouped(samples))
+        if samples.weights is not None:
+            samples = samples[samples.weights > 0]
+        checkpoint, self.seed_ = self._place(samples)
+        learn, held = self._split(samples)
+        self._scale(samples[learn])
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self.seed_)
+            network = self._network()
+        with bar(wanted=self.progress, stays=True) as progress:
+            self.training_ = train(
+                network,
+                **self._parts(samples, learn, held),
+                loss=self._loss,
+                measure=self._measure,
+                hyperparameters=self._hyperparameters(len(learn), self.seed_),
+                device=device,
+                progress=progress,
+                checkpoint=checkpoint,
+                **self._processes,
+            )
+        self.network_ = network
+        return self
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Logits `(cases, classes)`; of two classes the second's logit minus the first's, `(cases,)`."""
-        logits = self._logits(X)
-        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+    def _check(self) -> None:
+        """Refuses parameters that cannot be, before data is touched."""
+        dtype_of(self.predict_dtype, device_of(self.device))
+        check_number(least=0, high=1, optional=True, validation_fraction=self.validation_fraction)
+        if self.random_state is not None and not isinstance(self.random_state, np.random.RandomState):
+            seed_of(self.random_state)
+        if self._processes and not is_whole(self.random_state):
+            raise InvalidArgument(
+                f"with several processes random_state must be a whole number, the same for all; got {self.random_state!r:.100}"
+            )
+        self._hyperparameters(1, 0)
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities `(cases, classes)`, in the order of `classes_`."""
-        return torch.from_numpy(self._logits(X)).double().softmax(1).numpy()
+    @property
+    def _processes(self) -> dict[str, Any]:
+        """What Lightning is told of processes, where it is more than one."""
+        usual = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+        options = {name: getattr(self, name, value) for name, value in usual.items()}
+        return {} if options == usual else options
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The class of largest probability for each case."""
-        best = self._logits(X).argmax(1)
-        return self.classes_[best]
+    def _hyperparameters(self, count: int, seed: int) -> Hyperparameters:
+        options = {
+            field.name: getattr(self, field.name) for field in fields(Hyperparameters) if hasattr(self, field.name)
+        }
+        size = options["batch_size"]
+        if isinstance(size, str):
+            if size != "auto":
+                raise InvalidArgument(f"batch_size must be 'auto' or a whole number from 1 on; got {size!r}")
+            size = min(max(16, count // 64), 256)
+        return Hyperparameters(**options | {"batch_size": size, "seed": seed})
+
+    def _grouped(self, samples: Samples) -> Samples:
+        if samples.groups is None:
+            return samples
+        codes = np.unique(np.asarray(samples.groups), return_inverse=True)[1]
+        if codes.shape != (len(samples),):
+            raise InvalidArgument(f"groups must have one entry for each of the {len(samples)} cases; got {len(codes)}")
+        return replace(samples, groups=codes)
+
+    def _split(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """The rows to learn from and those held out."""
+        return hold_out(len(samples), self.validation_fraction, self.seed_, groups=samples.groups, times=samples.times)
+
+    def _parts(self, samples: Samples, learn: np.ndarray, held: np.ndarray) -> dict[str, Any]:
+        """The data that `train` takes, and how it makes batches of them."""
+        inputs = self._tensors(samples)
+        target = None if samples.target is None else torch.from_numpy(samples.target)
+
+        def part(rows: np.ndarray) -> tuple[Any, ...]:
+            weight = None if samples.weights is None else torch.from_numpy(mean_one(samples.weights[rows])).float()
+            return tuple(tensor[rows] for tensor in inputs), None if target is None else target[rows], weight
+
+        return {"data": part(learn), "held_out": part(held) if len(held) else None}
+
+    def _place(self, samples: Samples) -> tuple[Path | None, int]:
+        """The checkpoint of this very training, and its seed; without `random_state` the seed of the one to go on with."""
+        if self.checkpoint_dir is None:
+            return None, seed_of(self.random_state)
+        folder = located(self.checkpoint_dir)
+        params = {name: value for name, value in self._settings().items() if name not in self._ASIDE}
+        shapes = [part.shape for part in samples.arrays]
+        about = [__version__, type(self).__name__, params, encode(getattr(self, "classes_", None)), shapes]
+        digest = hashlib.sha256(json.dumps(about).encode())
+        for array in samples.arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        name = digest.hexdigest()[:16]
+        if self.random_state is None:
+            for file in folder.glob(f"{name}-*.ckpt"):
+                return file, int(file.stem.split("-")[1])
+        seed = seed_of(self.random_state)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"checkpoint_dir={str(folder)!r} cannot be made: {error.strerror}") from None
+        return folder / f"{name}-{seed}.ckpt", seed
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        """What the network makes of each case."""
+        check_is_fitted(self, "network_")
+        return self._run(self._tensors(self._read(X))).numpy()
+
+    def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        device = device_of(self.device)
+        return outputs(self.network_, inputs, device, dtype_of(self.predict_dtype, device))
+
+    def _settings(self) -> dict[str, Any]:
+        """The parameters as JSON."""
+        return {name: encode(value) for name, value in self.get_params(deep=False).items()}
+
+    def _described(self) -> dict[str, Any]:
+        check_is_fitted(self)
+        names = [*self._fitted, *(name for name in self._optional if hasattr(self, name))]
+        fitted = {name: encode(getattr(self, name)) for name in names}
+        return entry_of(type(self)) | {"params": self._settings(), "fitted": fitted}
+
+    def _tensors_saved(self) -> dict[str, Tensor]:
+        weights = self.network_.state_dict() if hasattr(self, "network_") else {}
+        arrays = {name: getattr(self, name) for name in self._arrays if hasattr(self, name)}
+        return weights | {_FITTED + name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    @classmethod
+    def _remade(cls, description: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        params, fitted = description["params"], description["fitted"]
+        estimator = cls(**{name: decode(value) for name, value in params.items()})
+        for name in (*cls._fitted, *(name for name in cls._optional if name in fitted)):
+            setattr(estimator, name, decode(fitted[name]))
+        for name in [name for name in tensors if name.startswith(_FITTED)]:
+            if name.removeprefix(_FITTED) not in cls._arrays:
+                raise KeyError(name)
+            setattr(estimator, name.removeprefix(_FITTED), tensors.pop(name).numpy())
+        estimator._load(tensors)
+        return estimator
+
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        self.network_ = self._network()
+        self.network_.load_state_dict(weights, assign=True)
+        self.network_.eval()
+
+
+def mean_one(weights: np.ndarray) -> np.ndarray:
+    """Weights divided by their mean, which leaves the learning rate what it is."""
+    return weights / weights.mean()
 
 
 def outputs(
@@ -272,17 +286,15 @@ def device_of(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
+        place = torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidArgument(f"device must be 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'; got {device!r}") from None
-    here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(
-        found.type, 0
-    )
-    if (found.index or 0) >= here:
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (place.index or 0) >= counts.get(place.type, 0):
         raise InvalidArgument(
-            f"there is no device {str(found)!r} here; heedful doctor tells what there is, 'auto' chooses"
+            f"there is no device {str(place)!r} here; heedful doctor tells what there is, 'auto' chooses"
         )
-    return found
+    return place
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
@@ -291,8 +303,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     >>> dtype_of("float64", torch.device("cpu"))
     torch.float64
     """
-    if not isinstance(name, str) or name not in ("float32", "float64"):
-        raise InvalidArgument(f"predict_dtype must be 'float32' or 'float64'; got {name!r:.100}")
+    check_choice(("float32", "float64"), predict_dtype=name)
     if name == "float64" and device.type == "mps":
         raise InvalidArgument("predict_dtype='float64' is not there on 'mps'; take device='cpu' or 'float32'")
     return torch.float64 if name == "float64" else torch.float32
@@ -304,7 +315,7 @@ def seed_of(random_state: Any) -> int:
     >>> seed_of(3)
     3
     """
-    if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool) and 0 <= random_state < 2**32:
+    if is_whole(random_state) and 0 <= random_state < 2**32:
         return int(random_state)
     try:
         return int(check_random_state(random_state).randint(2**31 - 1))
@@ -312,171 +323,3 @@ def seed_of(random_state: Any) -> int:
         raise InvalidArgument(
             f"random_state must be None, an integer from 0 to 2**32 - 1 or a RandomState; got {random_state!r:.100}"
         ) from None
-
-
-def hold_out(codes: np.ndarray, fraction: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the cases to learn from and of those held out; the second may be empty.
-
-    Every class keeps at least one case to learn from. Classes are held out in proportion where each has two cases and the
-    held-out part has room for all; else cases are drawn, but never the only one of a class.
-
-    >>> learn, held = hold_out(np.array([0, 0, 0, 1, 1, 1, 2]), 0.3, seed=0)
-    >>> len(learn), len(held), 6 in learn
-    (5, 2, True)
-    """
-    everything, count = np.arange(len(codes)), round(len(codes) * (fraction or 0.0))
-    if count == 0:
-        return everything, everything[:0]
-    sizes = np.bincount(codes)
-    if sizes.min() >= 2 and count >= len(sizes) and len(codes) - count >= len(sizes):
-        splitter = StratifiedShuffleSplit(1, test_size=count, random_state=seed)
-        learn, held = next(splitter.split(np.zeros((len(codes), 1)), codes))
-        return np.sort(learn), np.sort(held)
-    shuffled = np.random.default_rng(seed).permutation(everything)
-    # The first case of each class, in the shuffled order, stays.
-    _, stay = np.unique(codes[shuffled], return_index=True)
-    held = np.sort(np.delete(shuffled, stay)[:count])
-    return np.setdiff1d(everything, held), held
-
-
-def validated(estimator: Estimator, X: Any, y: Any = None, *, reset: bool = True, features: bool = True) -> Any:
-    """X, and y where it is given, checked as scikit-learn does; NaN in X may be, and X may have three axes.
-
-    `features=False` leaves the number of features unchecked, where the second axis means something else than in `fit`.
-    """
-    options: dict[str, Any] = {"allow_nd": True, "ensure_all_finite": "allow-nan", "dtype": np.float64}
-    if getattr(X, "ndim", 2) > 3:
-        raise InvalidArgument(f"X must have two or three axes, (cases, time) or (cases, channels, time); got {X.ndim}")
-    if getattr(X, "ndim", 2) == 3 and 0 in X.shape:
-        raise InvalidArgument(f"X must hold one case, one channel and one step or more; got shape {tuple(X.shape)}")
-    try:
-        if not features:
-            return check_array(X, **options)
-        return validate_data(estimator, X, *(() if not reset else (y,)), reset=reset, **options)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
-
-
-def encoded(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The classes in y, sorted, and the number of each case's class among them.
-
-    >>> encoded(np.array(["b", "a", "b"]))[1]
-    array([1, 0, 1])
-    """
-    try:
-        check_classification_targets(y)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
-    classes, codes = np.unique(y, return_inverse=True)
-    return classes, codes
-
-
-def weights_of(classes: np.ndarray, codes: np.ndarray, class_weight: Any, sample_weight: Any) -> np.ndarray | None:
-    """The weight of each case, its own times its class's; None where neither is given.
-
-    `class_weight` is a mapping from classes to numbers, 1 for those it leaves out, or `"balanced"`: every class then weighs the
-    same in all, $w_c = n / (k n_c)$, where $n_c$ counts cases by `sample_weight`.
-
-    >>> weights_of(np.array(["a", "b"]), np.array([0, 0, 0, 1]), "balanced", None)
-    array([0.66666667, 0.66666667, 0.66666667, 2.        ])
-    """
-    if class_weight is None and sample_weight is None:
-        return None
-    weights = np.ones(len(codes)) if sample_weight is None else _sample_weights(sample_weight, len(codes))
-    if isinstance(class_weight, str) and class_weight == "balanced":
-        counts = np.bincount(codes, weights, len(classes))
-        present = counts > 0
-        factors = np.where(present, counts.sum() / (present.sum() * np.where(present, counts, 1.0)), 0.0)
-    elif class_weight is None or isinstance(class_weight, Mapping):
-        factors = _class_weights(class_weight or {}, classes)
-    else:
-        raise InvalidArgument(
-            f"class_weight must be None, 'balanced' or a mapping from classes to numbers; got {class_weight!r:.100}"
-        )
-    weights = weights * factors[codes]
-    if not weights.any():
-        raise InvalidArgument("all weights are zero, so there is no case to learn from; give some more than zero")
-    return weights
-
-
-def _sample_weights(given: Any, cases: int) -> np.ndarray:
-    try:
-        weights = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"sample_weight cannot be read as numbers: {error}") from None
-    weights = np.full(cases, float(weights)) if weights.ndim == 0 else weights
-    if weights.shape != (cases,):
-        raise InvalidArgument(
-            f"sample_weight must have one number for each of the {cases} cases; got shape {weights.shape}"
-        )
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        at = int((~np.isfinite(weights) | (weights < 0)).argmax())
-        raise InvalidArgument(f"sample_weight must be finite numbers from 0 on; got {weights[at]} for case {at}")
-    return weights
-
-
-def _class_weights(given: Mapping[Any, Any], classes: np.ndarray) -> np.ndarray:
-    names = classes.tolist()
-    foreign = [name for name in given if name not in names]
-    if foreign:
-        raise InvalidArgument(
-            f"class_weight names {foreign[0]!r}, which is no class; y has {', '.join(map(repr, names[:10]))}"
-        )
-    for name, weight in given.items():
-        if not _is_number(weight) or not 0 <= weight < np.inf:
-            raise InvalidArgument(f"class_weight must hold numbers from 0 on; got {weight!r:.50} for {name!r}")
-    return np.array([float(given.get(name, 1.0)) for name in names])
-
-
-def check_whole(**sizes: int | None) -> None:
-    """Refuses what is given and is no whole number from 1 on."""
-    for name, value in sizes.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
-            raise InvalidArgument(f"{name} must be a whole number from 1 on; got {value!r}")
-
-
-def check_range(**ranges: tuple[Any, float, float]) -> None:
-    """Refuses a number that is given and does not lie strictly between its bounds."""
-    for name, (value, low, high) in ranges.items():
-        if value is not None and not (_is_number(value) and low < value < high):
-            wanted = f"above {low:g}" if high == np.inf else f"between {low:g} and {high:g}, or None"
-            raise InvalidArgument(f"{name} must be a number {wanted}; got {value!r}")
-
-
-def plain_number(value: Any) -> Any:
-    """A number of numpy's as Python's own, which searches over arrays of settings do not give; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-
-
-def _written(value: Any) -> Any:
-    """A parameter or fitted value as JSON."""
-    if isinstance(value, Training):
-        return {"training": value.to_dict()}
-    if isinstance(value, np.ndarray):
-        plain = value.tolist()
-        if value.dtype.kind not in "biufUO" or not all(isinstance(part, str | int | float) for part in plain):
-            raise InvalidArgument(f"cannot save an array of {value.dtype}; use numbers or strings, as class labels too")
-        return {"array": plain, "dtype": value.dtype.str}
-    if isinstance(value, Mapping):
-        return {"mapping": [[_written(key), _written(part)] for key, part in value.items()]}
-    if isinstance(value, Path | torch.device):
-        return str(value)
-    value = plain_number(value)
-    # A generator's state is no setting; what it gave is in the weights.
-    return None if isinstance(value, np.random.RandomState) else to_plain(value)
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, dict) and "training" in value:
-        told = value["training"]
-        epochs = tuple(Epoch(epoch["loss"], epoch["held_out"]) for epoch in told["epochs"])
-        return Training(epochs, told["best"], told["resumed"])
-    if isinstance(value, dict) and "mapping" in value:
-        return {_read(key): _read(part) for key, part in value["mapping"]}
-    if isinstance(value, dict) and "array" in value:
-        return np.array(value["array"], dtype=np.dtype(value["dtype"]))
-    return from_plain(value)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
+from heedful._savable import decode, encode
 from heedful.nn import PrimalAttention
-from heedful.nn._module import from_plain, to_plain
 
 __all__ = [
     "Call",
@@ -253,7 +253,7 @@ def described(model: nn.Module) -> dict[str, Any]:
         "class": type(model).__name__,
         "config": json.loads(config.to_json_string(use_diff=False)),
         "layers": {
-            name: {key: to_plain(value) for key, value in layer.arguments().items()} for name, layer in slots.items()
+            name: {key: encode(value) for key, value in layer.arguments().items()} for name, layer in slots.items()
         },
     }
 
@@ -275,5 +275,5 @@ def rebuilt(told: Mapping[str, Any]) -> nn.Module:
     for name, arguments in told["layers"].items():
         if name not in sites:
             raise CorruptModel(f"{told['class']} has no self-attention {name!r}; it has {', '.join(sites)}")
-        put(model, sites[name], PrimalAttention(**{key: from_plain(value) for key, value in arguments.items()}))
+        put(model, sites[name], PrimalAttention(**{key: decode(value) for key, value in arguments.items()}))
     return model

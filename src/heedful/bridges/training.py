@@ -1,13 +1,13 @@
-"""Training by Lightning: one loop for every estimator, early stopping, checkpoints that survive a kill."""
+"""Training by Lightning: one loop for any data, on one device or many, with checkpoints that survive a kill."""
 
 from __future__ import annotations
 
 import logging
-import os
+import math
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra
-from heedful.bridges.estimator import Epoch, Recipe, Training
+from heedful._files import new_file
+from heedful._progress import Progress, silent
+from heedful.bridges.batches import Share, batches, each, leaves, mixed
+from heedful.bridges.record import Epoch, Hyperparameters, Training
 
 try:
     import pytorch_lightning as lightning
     from pytorch_lightning.callbacks import Callback, Checkpoint, EarlyStopping
     from pytorch_lightning.plugins import TorchCheckpointIO
     from pytorch_lightning.plugins.environments import LightningEnvironment
+    from pytorch_lightning.utilities import rank_zero_only
 except ImportError:
     raise MissingExtra("pytorch-lightning", "train") from None
 
-__all__ = ["train"]
+__all__ = ["is_first", "train"]
 
-Tensors = tuple[Tensor, ...]
 Loss = Callable[..., Tensor]
 Measure = Callable[..., Mapping[str, Tensor]]
 
@@ -41,47 +43,67 @@ RESIDENT = 2**30
 
 def train(
     network: nn.Module,
-    data: Tensors,
-    held_out: Tensors | None,
+    data: Any,
+    held_out: Any = None,
     *,
     loss: Loss,
     measure: Measure,
-    recipe: Recipe,
+    hyperparameters: Hyperparameters,
     device: torch.device,
-    progress: bool = False,
+    collate: Callable[[list[Any]], Any] | None = None,
+    lengths: Sequence[int] | None = None,
+    progress: Progress = silent,
     checkpoint: Path | None = None,
+    devices: Any = 1,
+    num_nodes: int = 1,
+    strategy: Any = "auto",
 ) -> Training:
     """Trains a network in place and leaves it on the CPU, in eval mode, with the weights of the best epoch.
 
-    `data` and `held_out` are tensors with one row per case. `loss(network, *batch)` is the batch's mean loss;
-    `measure(network, *batch)` gives per-case values, among them `"loss"`, whose mean over the held-out part decides which
-    epoch is best and when to stop. Without a held-out part the last epoch is kept.
+    Args:
+        data, held_out: tensors with one row per case in a tuple, which may hold tuples and None; or a Dataset of cases, with
+            places (`__getitem__`, `__len__`) or a stream (`IterableDataset`; one that has `set_epoch(number)` is called).
+        collate: makes a batch of a list of the Dataset's cases; torch's `default_collate` by default.
+        lengths: one for each case: batches are of similar lengths, so that little is padded.
+        loss: `loss(network, *batch)` is the batch's mean loss.
+        measure: `measure(network, *batch)` gives per-case values, among them `"loss"`, whose mean over the held-out part decides
+            which epoch is best and when to stop. Without a held-out part the last epoch is kept.
+        checkpoint: a file in which the state after each epoch is written, whole or not at all; where the file exists, training
+            goes on from it, to the same weights that an uninterrupted run reaches. The file is deleted at the end. It is read
+            with `weights_only`, so no code in it is run.
+        devices, num_nodes, strategy: Lightning's. Each process takes its part of each batch, and the gradient is that of
+            the whole batch, so that the result does not depend on their number but by rounding (and dropout).
 
-    Order of cases and dropout of an epoch depend on the seed and the epoch's number alone. With `checkpoint`, a file, the
-    state after each epoch is written there, whole or not at all; where the file exists, training goes on from it, to the
-    same weights that an uninterrupted run reaches. The file is deleted at the end. It is read with `weights_only`, so no
-    code in it is run. The random state of the caller, its signal handlers and its working directory are left as they were.
+    Order of cases and dropout of an epoch depend on the seed and the epoch's number alone. The random state of the caller,
+    its signal handlers and its working directory are left as they were.
     """
-    order = _Order(len(data[0]), recipe)
-    if device.type == "cuda" and sum(tensor.nbytes for tensor in (*data, *(held_out or ()))) < RESIDENT:
-        data = tuple(tensor.to(device) for tensor in data)
-        held_out = held_out and tuple(tensor.to(device) for tensor in held_out)
-    record = _Record(order, network, recipe)
-    stopping = [_Stopping(recipe.patience)] if held_out is not None and recipe.patience is not None else []
+    alone = devices == 1 and num_nodes == 1 and strategy == "auto"
+    if alone and device.type == "cuda" and sum(part.nbytes for part in leaves((data, held_out))) < RESIDENT:
+        data, held_out = (each(part, lambda tensor: tensor.to(device)) for part in (data, held_out))
+    learning = batches(data, hyperparameters, collate, lengths, shuffle=True)
+    measuring = None if held_out is None else batches(held_out, hyperparameters, collate, None, shuffle=False)
+    record = _Record(learning, network, hyperparameters, progress)
+    patience = hyperparameters.patience
+    bfloat16 = hyperparameters.precision == "bfloat16" or (
+        hyperparameters.precision == "auto" and device.type == "cuda"
+    )
     with _quietly(), _unmoved(device):
         trainer = lightning.Trainer(
             accelerator={"cuda": "gpu"}.get(device.type, device.type),
-            devices=[device.index or 0] if device.type == "cuda" else 1,
-            max_epochs=recipe.epochs,
-            gradient_clip_val=recipe.clip,
+            devices=[device.index or 0] if alone and device.type == "cuda" else devices,
+            num_nodes=num_nodes,
+            strategy=strategy,
+            precision="bf16-mixed" if bfloat16 else "32-true",
+            max_epochs=hyperparameters.epochs,
+            accumulate_grad_batches=hyperparameters.accumulate,
+            gradient_clip_val=hyperparameters.clip,
             callbacks=[
                 record,
-                *stopping,
+                *([_Stopping(patience)] if measuring is not None and patience is not None else []),
                 *([_Keeper(checkpoint)] if checkpoint else []),
-                *([_Bar()] if progress else []),
             ],
-            # One process, whatever a cluster's environment variables say.
-            plugins=[LightningEnvironment(), _Whole()],
+            # Where one process was asked for it is one, whatever a cluster's environment variables say.
+            plugins=[*([LightningEnvironment()] if alone else []), _Whole()],
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
             # Inference tensors that a layer caches while it is validated could not be trained with.
@@ -91,123 +113,133 @@ def train(
             enable_model_summary=False,
             logger=False,
         )
+        for part in (learning, measuring):
+            if part is not None:
+                part.trainer = trainer
         trainer.fit(
-            _Task(network.train(), loss, measure, recipe),
-            DataLoader(_Rows(data), sampler=order, batch_size=None),
-            None if held_out is None else _batches(held_out),
+            _Task(network.train(), loss, measure, hyperparameters),
+            learning.loader(),
+            None if measuring is None else measuring.loader(),
             ckpt_path=checkpoint if checkpoint and checkpoint.exists() else None,
         )
     network.cpu().load_state_dict(record.weights)
     network.eval()
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
+    if checkpoint is not None and trainer.is_global_zero:
+        # A kill may have left part of a file.
+        for file in (checkpoint, *checkpoint.parent.glob(f".{checkpoint.name}.*")):
+            file.unlink(missing_ok=True)
     return Training(tuple(record.epochs), record.best, record.resumed)
 
 
-class _Rows(Dataset[Tensors]):
-    """Tensors with one row per case, read by lists of indices."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def __getitem__(self, rows: list[int]) -> Tensors:
-        return tuple(tensor[rows] for tensor in self.tensors)
-
-
-def _batches(tensors: Tensors, size: int = 256) -> DataLoader[Tensors]:
-    rows = range(len(tensors[0]))
-    parts = [list(rows[start : start + size]) for start in rows[::size]]
-    return DataLoader(_Rows(tensors), sampler=parts, batch_size=None)
-
-
-class _Order(Sampler[list[int]]):
-    """The batches of an epoch, an order that (seed, epoch) alone decides."""
-
-    def __init__(self, count: int, recipe: Recipe) -> None:
-        self.count, self.recipe, self.epoch = count, recipe, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return -(-self.count // self.recipe.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(_mixed(self.recipe.seed, self.epoch, 0))
-        return iter(
-            [part.tolist() for part in torch.randperm(self.count, generator=generator).split(self.recipe.batch_size)]
-        )
-
-
-def _mixed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
+def is_first() -> bool:
+    """Whether this process is the first, or the only one, of a training; it alone writes files."""
+    return rank_zero_only.rank in (0, None)
 
 
 class _Task(lightning.LightningModule):  # type: ignore[misc]
-    def __init__(self, network: nn.Module, loss: Loss, measure: Measure, recipe: Recipe) -> None:
+    def __init__(self, network: nn.Module, loss: Loss, measure: Measure, hyperparameters: Hyperparameters) -> None:
         super().__init__()
-        self.network, self.loss, self.measure, self.recipe = network, loss, measure, recipe
+        self.network, self.loss, self.measure, self.hyperparameters = network, loss, measure, hyperparameters
 
     def on_train_epoch_start(self) -> None:
         self.losses: list[Tensor] = []
+        self.count = 0
 
-    def training_step(self, batch: Tensors, index: int) -> Tensor:
+    def training_step(self, part: tuple[Any, int, float], index: int) -> Tensor:
+        batch, count, share = part
         # Not once per epoch: between epochs Lightning draws numbers, and others after a restart.
-        torch.manual_seed(_mixed(self.recipe.seed, self.current_epoch, 1 + index))
-        loss = self.loss(self.network, *batch)
-        self.losses.append(loss.detach() * len(batch[0]))
-        return loss
+        ranks = (self.trainer.global_rank,) if self.trainer.world_size > 1 else ()
+        torch.manual_seed(mixed(self.hyperparameters.seed, self.current_epoch, 1 + index, *ranks))
+        loss = self.loss(self.network, *_arguments(batch))
+        self.losses.append(loss.detach() * count)
+        self.count += count
+        return loss * share
+
+    def mean_loss(self) -> float:
+        total, count = self._summed(torch.stack(self.losses).sum()[None], self.count)
+        return total.item() / count
 
     def on_validation_epoch_start(self) -> None:
         self.measured: list[Mapping[str, Tensor]] = []
 
-    def validation_step(self, batch: Tensors, index: int) -> None:
-        self.measured.append(self.measure(self.network, *batch))
+    def validation_step(self, part: tuple[Any, int, float], index: int) -> None:
+        batch, count, _ = part
+        values = self.measure(self.network, *_arguments(batch))
+        self.measured.append(values if count else {name: value[:0] for name, value in values.items()})
 
     def on_validation_epoch_end(self) -> None:
+        names = list(self.measured[0])
+        columns = [torch.cat([part[name] for part in self.measured]).cpu().double() for name in names]
+        totals, count = self._summed(torch.stack([column.sum() for column in columns]), len(columns[0]))
+        alone = self.trainer.world_size == 1
         self.means = {
-            name: torch.cat([part[name] for part in self.measured]).cpu().double().mean().item()
-            for name in self.measured[0]
+            name: (column.mean() if alone else total / count).item()
+            for name, column, total in zip(names, columns, totals, strict=True)
         }
         self.log(HELD_OUT_LOSS, self.means["loss"])
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        made = getattr(torch.optim, self.recipe.optimizer)
-        return made(self.network.parameters(), lr=self.recipe.lr, weight_decay=self.recipe.weight_decay)
+    def _summed(self, values: Tensor, count: int) -> tuple[Tensor, int]:
+        """Sums over all processes."""
+        if self.trainer.world_size == 1:
+            return values, count
+        both = torch.cat((values.double(), torch.tensor([count], dtype=torch.float64, device=values.device)))
+        both = self.trainer.strategy.reduce(both.to(self.device), reduce_op="sum")
+        return both[:-1].cpu(), int(both[-1])
+
+    def configure_optimizers(self) -> Any:
+        how = self.hyperparameters
+        kind = getattr(torch.optim, how.optimizer)
+        optimizer = kind(self.network.parameters(), lr=how.lr, weight_decay=how.weight_decay)
+        if not how.scheduled:
+            return optimizer
+        steps = self.trainer.estimated_stepping_batches
+        if math.isinf(steps):
+            raise InvalidArgument(
+                f"schedule={how.schedule!r} and warmup={how.warmup} need the number of steps, and a stream has none; take 'flat' and 0"
+            )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: how.factor(step, int(steps)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _arguments(batch: Any) -> Any:
+    return batch if isinstance(batch, tuple | list) else (batch,)
 
 
 class _Record(Callback):  # type: ignore[misc]
     """Every epoch's numbers and the weights of the best one; both are part of a checkpoint."""
 
-    def __init__(self, order: _Order, network: nn.Module, recipe: Recipe) -> None:
-        self.order, self.network, self.recipe = order, network, recipe
+    def __init__(self, order: Share, network: nn.Module, hyperparameters: Hyperparameters, progress: Progress) -> None:
+        self.order, self.network, self.hyperparameters, self.progress = order, network, hyperparameters, progress
         self.epochs: list[Epoch] = []
         self.weights: dict[str, Tensor] = {}
         self.best = self.resumed = 0
 
+    def on_train_start(self, trainer: Any, task: _Task) -> None:
+        if trainer.is_global_zero:
+            self.progress(self.resumed, self.hyperparameters.epochs, "")
+
     def on_train_epoch_end(self, trainer: Any, task: _Task) -> None:
         held_out = dict(task.means) if trainer.val_dataloaders else {}
-        epoch = Epoch(float(torch.stack(task.losses).sum()) / self.order.count, held_out)
+        epoch = Epoch(task.mean_loss(), held_out)
         if not np.isfinite([epoch.loss, *held_out.values()]).all():
             raise InvalidArgument(
                 f"the loss of epoch {len(self.epochs) + 1} is not finite (training {epoch.loss}, held out "
-                f"{held_out.get('loss', 'none')}); a smaller learning rate than {self.recipe.lr:g} may help"
+                f"{held_out.get('loss', 'none')}); a smaller learning rate than {self.hyperparameters.lr:g} may help"
             )
         self.epochs.append(epoch)
         if not held_out or self.best == 0 or held_out["loss"] < self.epochs[self.best - 1].held_out["loss"]:
             self.best = len(self.epochs)
             self.weights = {name: tensor.detach().cpu().clone() for name, tensor in self.network.state_dict().items()}
+        if trainer.is_global_zero:
+            self.progress(len(self.epochs), self.hyperparameters.epochs, str(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        epochs = [{"loss": epoch.loss, "held_out": dict(epoch.held_out)} for epoch in self.epochs]
-        return {"epochs": epochs, "best": self.best, "weights": self.weights}
+        return Training(tuple(self.epochs), self.best).to_dict() | {"weights": self.weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epochs = [Epoch(epoch["loss"], epoch["held_out"]) for epoch in state["epochs"]]
-        self.best, self.weights, self.resumed = state["best"], state["weights"], len(state["epochs"])
+        before = Training.from_dict(state)
+        self.epochs, self.best, self.resumed = list(before.epochs), before.best, len(before.epochs)
+        self.weights = state["weights"]
         # Lightning fetches the first batch after a restart before it tells the sampler which epoch it is.
         self.order.set_epoch(self.resumed)
 
@@ -236,51 +268,18 @@ class _Whole(TorchCheckpointIO):  # type: ignore[misc]
     """Checkpoints that are there whole or not at all, and that run no code when they are read."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        part = f"{path}.part"
-        super().save_checkpoint(checkpoint, part, storage_options)
-        os.replace(part, path)
+        with new_file(path) as part:
+            super().save_checkpoint(checkpoint, part, storage_options)
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         # A damaged file raises by a dozen classes.
         except Exception as error:
-            told = " ".join(str(error).split())
+            why = " ".join(str(error).split())
             raise CorruptModel(
-                f"the checkpoint {path} cannot be read ({told:.120}); delete it to train from the start"
+                f"the checkpoint {path} cannot be read ({why:.120}); delete it to train from the start"
             ) from None
-
-
-class _Bar(Callback):  # type: ignore[misc]
-    """One line on standard error that tells epoch, losses and the time left."""
-
-    def on_train_start(self, trainer: Any, task: Any) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            MofNCompleteColumn(),
-            BarColumn(bar_width=10),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self.line = self.bar.add_task("", total=trainer.max_epochs, completed=trainer.current_epoch)
-        self.bar.start()
-
-    def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
-        (record,) = (callback for callback in trainer.callbacks if isinstance(callback, _Record))
-        last = record.epochs[-1]
-        told = ", ".join(f"{name} {value:.3f}" for name, value in last.held_out.items())
-        self.bar.update(
-            self.line, advance=1, description=f"loss {last.loss:.3f}" + (f", held-out {told}" if told else "")
-        )
-
-    def teardown(self, trainer: Any, task: Any, stage: str) -> None:
-        if hasattr(self, "bar"):
-            self.bar.stop()
-
-    on_exception = teardown
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -16,7 +17,7 @@ from heedful._errors import HeedfulError
 from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile, in_options, spellings
 from heedful.cli.discover import discover
 from heedful.cli.explain import explain
-from heedful.cli.fit import fit, predict
+from heedful.cli.fit import FitCommand, fit, predict, score
 from heedful.cli.plan import plan, seprank
 from heedful.cli.symmetry import symmetry
 
@@ -41,7 +42,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
-        code = app(prog_name="heedful", standalone_mode=False)
+        code = _group()(prog_name="heedful", standalone_mode=False)
     except (HeedfulError, OSError) as error:
         _stop(in_options(str(error), spellings(_command())))
     except Exception as error:
@@ -64,8 +65,13 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _command() -> Any:
     """The command that was asked for, or None."""
-    group: Any = typer.main.get_command(app)
-    return group.commands.get(sys.argv[1])
+    return _group().commands.get(sys.argv[1])
+
+
+@cache
+def _group() -> Any:
+    # One for the whole run: a command may learn options while its words are read.
+    return typer.main.get_command(app)
 
 
 def _stop(message: str) -> NoReturn:
@@ -160,8 +166,9 @@ def _reproduce(
 
 app.command("explain")(explain)
 app.command("discover")(discover)
-app.command("fit")(fit)
+app.command("fit", cls=FitCommand)(fit)
 app.command("predict")(predict)
+app.command("score")(score)
 app.command("symmetry")(symmetry)
 app.command("plan")(plan)
 app.command("seprank")(seprank)

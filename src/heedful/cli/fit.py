@@ -1,89 +1,97 @@
-"""`heedful fit` and `heedful predict`: a file in, a model folder out, and its answers for another file."""
+"""`heedful fit`, `predict` and `score`: a file in, a model folder out, and its answers for another file."""
 
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from heedful._errors import CorruptModel, InvalidArgument
-from heedful._pretrained import located
-from heedful._tasks import TASKS
+from heedful._files import check_place, located, write
+from heedful._tasks import TASKS, task_of
 from heedful._text import quantity
 from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from heedful.series import SeriesClassifier, SeriesData
+    from heedful._tasks import Task
 
-__all__ = ["fit", "predict"]
+__all__ = ["FitCommand", "fit", "predict", "score"]
 
-Task = Annotated[
+ENDINGS = ", ".join(ending for task in TASKS.values() for ending in task.endings)
+TaskName = Annotated[
     str | None, typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help=f"The data: {ENDINGS}.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that heedful fit wrote.")]
+
+# What the command decides itself, and what is written shorter in the shell.
+OWN = ("progress", "checkpoint_dir")
+SHORT = {"num_heads": "--heads", "validation_fraction": "--held-out", "random_state": "--seed"}
+
+
+class FitCommand(TyperCommand):
+    """The command with the options of the estimator that fits the file, read off its constructor."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _wait_asleep()
+        own = [each for each in self.params if each.name in inspect.signature(fit).parameters]
+        more = typer.main.get_command(_asking(_estimator(args))).params
+        self.params = [*own, *more]
+        rest = super().parse_args(ctx, args)
+        names = {each.name for each in more}
+        ctx.obj = {name: value for name, value in ctx.params.items() if name in names}
+        for name in ctx.obj:
+            del ctx.params[name]
+        return rest
 
 
 def fit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="series.npz with X and y, or X_train and y_train; or .ts.")],
+    ctx: typer.Context,
+    file: File,
     out: Annotated[Path, typer.Option(help="The model's folder.")],
-    task: Task = None,
-    attention: Annotated[
-        str, typer.Option(help="softmax, primal, linear, none; or a layer each: softmax+primal.")
-    ] = "softmax+primal",
-    layers: Annotated[int | None, typer.Option(help="Layers; the first name is repeated.", show_default="2")] = None,
-    embed_dim: Annotated[int, typer.Option(help="Width of the network.")] = 64,
-    num_heads: Annotated[int, typer.Option("--heads", help="Heads; they must divide the width.")] = 8,
-    dropout: Annotated[float, typer.Option(help="Dropout.")] = 0.1,
-    rank: Annotated[int, typer.Option(help="Rank of primal layers.")] = 10,
-    eta: Annotated[float, typer.Option(help="Weight of the primal layers' loss.")] = 0.1,
-    head: Annotated[str, typer.Option(help="flatten (weights for each step) or mean.")] = "flatten",
-    epochs: Annotated[int, typer.Option(help="Passes over the data, at most.")] = 100,
-    batch_size: Annotated[int | None, typer.Option(help="Series in a batch.", show_default="16 to 256, by their number")] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    validation_fraction: Annotated[float, typer.Option("--held-out", help="Share of the series to hold out; 0 for none.")] = 0.2,
-    patience: Annotated[int, typer.Option(help="Stop after this many epochs without a better held-out loss.")] = 20,
-    random_state: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")] = 0,
-    device: Device = "auto",
+    task: TaskName = None,
+    estimator: Annotated[str | None, typer.Option(help="Which estimator.", show_default="the task's first")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """Trains a classifier on the series of a file and saves it to a folder.
+) -> None:
+    """Trains a model on the data of a file and saves it to a folder.
 
     If it is killed, the same command continues where it stopped; at most one
     epoch is lost.
     """
-    _wait_asleep()
-    kind = TASKS[_task(task, file)]
+    kind = task_of(file, task)
     _check_file(file)
     folder = _free(out, overwrite)
-    room = import_module(kind.room)
-    data = room.read(file)
-    if data.y is None:
-        raise InvalidArgument(f"{file} holds series without labels; add y, one label for each series")
+    data = _labelled(kind, file, "train")
     checkpoints = folder / "checkpoints"
-    options: dict[str, Any] = {
-        "layers": layers, "embed_dim": embed_dim, "num_heads": num_heads, "dropout": dropout, "rank": rank, "eta": eta, "head": head,
-        "epochs": epochs, "batch_size": "auto" if batch_size is None else batch_size, "lr": lr, "validation_fraction": validation_fraction or None,
-        "patience": patience, "random_state": random_state, "device": device, "progress": not quiet, "checkpoint_dir": checkpoints,
-    }  # fmt: skip
-    model: SeriesClassifier = room.SeriesClassifier(attention, **options)
+    model = kind.estimator(estimator)(**ctx.obj, progress=not quiet, checkpoint_dir=checkpoints)
     try:
         model.fit(data.X, data.y)
     except KeyboardInterrupt:
         typer.echo("heedful: stopped; the same call goes on after the last whole epoch", err=True)
         raise typer.Exit(130) from None
+    from heedful.bridges.training import is_first
+
+    if not is_first():
+        return
     model.set_params(checkpoint_dir=None, progress=False)
     model.save_pretrained(folder)
     for left in checkpoints.glob("*.ckpt*"):
@@ -95,53 +103,159 @@ def fit(
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that heedful fit wrote.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="series.npz with X or X_test; or .ts.")],
+    folder: Folder,
+    file: File,
     out: Annotated[Path | None, typer.Option(help="Write the table here.", show_default="to standard output")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="A column of probabilities for each class.")] = False,
-    task: Task = None,
+    task: TaskName = None,
     device: Device = "auto",
 ) -> None:
-    """Predicts the class of every series in a file, as a table with a row for each.
+    """Predicts the answer for every case in a file, as a table with a row for each.
 
-    Where the file has labels, the accuracy goes to standard error.
+    Where the file has labels, the model's score goes to standard error.
     """
     _wait_asleep()
-    from heedful._files import check_place
-
-    kind = TASKS[_task(task, file)]
     if out is not None:
         check_place(out)
+    model, kind = _opened(folder, file, task, device)
+    if proba and not hasattr(model, "predict_proba"):
+        raise InvalidArgument(f"--proba is for classifiers; {folder} holds a {type(model).__name__}")
+    data = kind.read(file, "test")
+    with _warnings_in_a_line():
+        probabilities = model.predict_proba(data.X) if hasattr(model, "classes_") else None
+    answers = model.predict(data.X) if probabilities is None else model.classes_[probabilities.argmax(1)]
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["case", "prediction", *(map(str, model.classes_) if proba else ())])
+    shares = [[f"{part:.6g}" for part in row] for row in probabilities.tolist()] if proba else [[]] * len(answers)
+    rows.writerows([at, answer, *row] for at, (answer, row) in enumerate(zip(answers.tolist(), shares, strict=True)))
+    if out is None:
+        typer.echo(table.getvalue(), nl=False)
+    else:
+        write(out, table.getvalue())
+        typer.echo(f"{quantity(len(answers), 'answer')} written to {out}")
+    if data.y is not None:
+        typer.echo(f"{model.metric} {_quality(model, data, answers):.4f} on {len(answers)} labelled cases", err=True)
+
+
+def score(folder: Folder, file: File, task: TaskName = None, device: Device = "auto", as_json: AsJson = False) -> None:
+    """Tells how well a model does on the labelled cases of a file."""
+    _wait_asleep()
+    model, kind = _opened(folder, file, task, device)
+    data = _labelled(kind, file, "test")
+    with _warnings_in_a_line():
+        value = _quality(model, data)
+    outcome = {"data": repr(data), "cases": len(data.y), model.metric: value}
+    typer.echo(json.dumps(outcome, indent=2) if as_json else f"{data!r}\n{model.metric} {value:.4f}")
+
+
+def _estimator(args: list[str]) -> type[Any]:
+    """The estimator that the words of a command mean; the first of all where they do not tell."""
+    said = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
+    files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
+    if said.get("--task") in TASKS:
+        kind = TASKS[said["--task"]]
+    else:
+        kind = task_of(Path(files[0])) if files else next(iter(TASKS.values()))
+    name = said.get("--estimator")
+    return kind.estimator(name if name in kind.estimators else None)
+
+
+def _asking(estimator: type[Any]) -> typer.Typer:
+    """A command whose options are the parameters of an estimator's constructor."""
+    texts, hints = _documented(estimator), get_type_hints(estimator.__init__)
+    options = []
+    for parameter in inspect.signature(estimator).parameters.values():
+        kinds = _kinds(hints[parameter.name])
+        if parameter.name in OWN or not kinds:
+            continue
+        default = 0 if parameter.name == "random_state" else parameter.default
+        shown: dict[str, Any] = {"help": texts.get(parameter.name), "rich_help_panel": estimator.__name__}
+        if kinds != [bool]:
+            shown |= {"parser": partial(_value, kinds), "metavar": "|".join(_word(kind) for kind in kinds)}
+        names = (SHORT[parameter.name],) if parameter.name in SHORT else ()
+        annotation = Annotated[
+            bool if kinds == [bool] else Any, typer.Option(*names, show_default=default is not None, **shown)
+        ]
+        options.append(
+            inspect.Parameter(parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+
+    def ask(**settings: Any) -> None: ...
+
+    ask.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False)
+    app.command()(ask)
+    return app
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """What of an annotation can be written in the shell: numbers, words, truth values, and none."""
+    if get_origin(annotation) is Literal:
+        return [str]
+    parts = get_args(annotation) or (annotation,)
+    plain = [kind for kind in (int, float, bool, str) if kind in parts]
+    return plain and [*plain, *([NoneType] if NoneType in parts else [])]
+
+
+def _word(kind: Any) -> str:
+    return {int: "INT", float: "FLOAT", str: "TEXT", NoneType: "none"}[kind]
+
+
+def _value(kinds: list[Any], text: str) -> Any:
+    if not isinstance(text, str):
+        return text
+    if NoneType in kinds and text.lower() == "none":
+        return None
+    for kind in kinds:
+        with suppress(ValueError, TypeError):
+            return kind(text)
+    raise ValueError(text)
+
+
+def _documented(estimator: type[Any]) -> dict[str, str]:
+    """What is said first of each parameter in the docstring's Args."""
+    text = inspect.getdoc(estimator) or ""
+    section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    entries = re.findall(r"^    ([\w, ]+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.MULTILINE)
+    plain = {names: " ".join(re.sub(r'`"?|"?`', "", words).split()) for names, words in entries}
+    return {
+        name: words.split(". ")[0].rstrip(".") + "." for names, words in plain.items() for name in names.split(", ")
+    }
+
+
+def _opened(folder: Path, file: Path, task: str | None, device: str) -> tuple[Any, Task]:
+    """The model of a folder, and the task that reads its files."""
+    kind = task_of(file, task)
     if not located(folder).is_dir():
         raise CorruptModel(f"no saved folder at {folder}; give a folder that heedful fit wrote")
     _check_file(file)
     # All that can be checked without torch is checked by now.
-    from heedful.bridges.estimator import Classifier, Estimator
+    from heedful.bridges.estimator import Estimator
 
     model = Estimator.from_pretrained(folder)
-    if type(model).__name__ not in kind.estimators or not isinstance(model, Classifier):
+    if type(model).__name__ not in kind.estimators:
         raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which does not read {file.suffix} files")
-    data = import_module(kind.room).read(file, "test")
-    model.set_params(device=device)
-    with _warnings_in_a_line():
-        probabilities = model.predict_proba(data.X)
-    answers = model.classes_[probabilities.argmax(1)]
-    table = io.StringIO()
-    rows = csv.writer(table, lineterminator="\n")
-    rows.writerow(["case", "prediction", *(map(str, model.classes_) if proba else ())])
-    for at, (answer, row) in enumerate(zip(answers.tolist(), probabilities.tolist(), strict=True)):
-        rows.writerow([at, answer, *(f"{part:.6g}" for part in (row if proba else ()))])
-    if out is None:
-        typer.echo(table.getvalue(), nl=False)
-    else:
-        out.expanduser().write_text(table.getvalue())
-        typer.echo(f"{quantity(len(answers), 'answer')} written to {out}")
-    if data.y is not None:
-        foreign = _foreign(data.y, model.classes_)
-        if foreign.any():
-            typer.echo(f"heedful: {_unknown(data.y[foreign], model.classes_, len(data.y))}", err=True)
-        right = _agreement(answers, data.y)
-        typer.echo(f"accuracy {right:.4f} on {len(answers)} labelled series", err=True)
+    return model.set_params(device=device), kind
+
+
+def _labelled(kind: Task, file: Path, split: str) -> Any:
+    data = kind.read(file, split)
+    if data.y is None:
+        raise InvalidArgument(f"{file} holds no labels; add y, one for each case")
+    return data
+
+
+def _quality(model: Any, data: Any, answers: np.ndarray | None = None) -> float:
+    """The model's metric on labelled data; labels that are no class of a classifier's are named, and count as wrong."""
+    if not hasattr(model, "classes_"):
+        return float(model.score(data.X, data.y))
+    answers = model.predict(data.X) if answers is None else answers
+    foreign = _foreign(data.y, model.classes_)
+    if foreign.any():
+        typer.echo(f"heedful: {_unknown(data.y[foreign], model.classes_, len(data.y))}", err=True)
+    answers, labels = _comparable(answers, data.y)
+    return float((answers == labels).mean())
 
 
 @contextmanager
@@ -149,12 +263,6 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: typer.echo(f"heedful: {message}", err=True)
         yield
-
-
-def _agreement(answers: np.ndarray, labels: np.ndarray) -> float:
-    """The part of the answers that is right."""
-    answers, labels = _comparable(answers, labels)
-    return float((answers == labels).mean())
 
 
 def _foreign(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -191,17 +299,6 @@ def _wait_asleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _task(task: str | None, file: Path) -> str:
-    """What the file holds, as it was said or by its ending."""
-    if task is not None and task not in TASKS:
-        raise InvalidArgument(f"--task must be one of {', '.join(TASKS)}; got {task!r}")
-    fitting = [name for name, kind in TASKS.items() if file.suffix in kind.endings]
-    if task is None and not fitting:
-        known = "; ".join(f"{name}: {', '.join(kind.endings)}" for name, kind in TASKS.items())
-        raise InvalidArgument(f"cannot tell from its ending what {file} holds; files that are read: {known}")
-    return task or fitting[0]
-
-
 def _free(out: Path, overwrite: bool) -> Path:
     folder = out.expanduser()
     if folder.exists() and not folder.is_dir():
@@ -211,15 +308,14 @@ def _free(out: Path, overwrite: bool) -> Path:
     return folder
 
 
-def _outcome(model: SeriesClassifier, data: SeriesData) -> dict[str, Any]:
-    done = model.training_
+def _outcome(model: Any, data: Any) -> dict[str, Any]:
+    training = model.training_
     return {
         "data": repr(data),
-        "epochs": len(done.epochs),
-        "best_epoch": done.best,
-        "resumed_after_epoch": done.resumed or None,
-        "held_out_accuracy": done.measured.get("accuracy"),
-        "held_out_loss": done.measured.get("loss"),
+        "epochs": len(training.epochs),
+        "best_epoch": training.best,
+        "resumed_after_epoch": training.resumed or None,
+        **{f"held_out_{name}": training.measured.get(name) for name in (*training.measured, model.metric, "loss")},
     }
 
 
@@ -228,8 +324,9 @@ def _summary(outcome: dict[str, Any]) -> str:
         yield outcome["data"]
         again = f", going on after epoch {outcome['resumed_after_epoch']}" if outcome["resumed_after_epoch"] else ""
         yield f"trained for {quantity(outcome['epochs'], 'epoch')}{again}; the best is {outcome['best_epoch']}"
-        if outcome["held_out_accuracy"] is not None:
-            yield f"held-out accuracy {outcome['held_out_accuracy']:.4f}"
+        for name, value in outcome.items():
+            if name.startswith("held_out_") and name != "held_out_loss" and value is not None:
+                yield f"held-out {name.removeprefix('held_out_')} {value:.4f}"
         yield f"saved to {outcome['saved']}"
 
     return "\n".join(lines())

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
-from heedful._pretrained import read_folder, write_folder
+from heedful._errors import InvalidArgument
+from heedful._savable import read_folder, remaking, write_folder
 from heedful.bridges import swap
 from heedful.bridges.swap import Recorded, Site
 from heedful.convert import least_squares
@@ -163,13 +163,9 @@ def save(model: nn.Module | Primalized, folder: str | Path) -> None:
 def load(folder: str | Path) -> nn.Module:
     """The converted model that `save` wrote, in eval mode; nothing is unpickled."""
     config, tensors = read_folder(folder, expects="primalized")
-    try:
+    with remaking(folder, "the model"):
         model = swap.rebuilt(config["primalized"])
         model.load_state_dict(tensors, assign=True)
-    except CorruptModel:
-        raise
-    except (HeedfulError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise CorruptModel(f"{folder}: the model cannot be made from what was saved: {error}") from error
     return model.eval()
 
 

@@ -19,7 +19,7 @@ from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, 
 from heedful.discovery.record import Tests
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from heedful._plot import Axes
 
 __all__ = ["ARROW", "CIRCLE", "NONE", "PAG", "TAIL", "Edge", "Tests"]
 

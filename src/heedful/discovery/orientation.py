@@ -13,15 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful._errors import InvalidArgument
-from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, Marks, bits, mask_of, mask_rows, uncovered_reach
+from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, Links, Marks, bits, mask_of, mask_rows, uncovered_reach
 
-__all__ = ["RULES", "Oriented", "meek", "open_marks", "orient"]
+__all__ = ["RULES", "Oriented", "contradictions", "meek", "open_marks", "orient"]
 
 Sepsets = Mapping[tuple[int, int], Collection[int]]
 Bools = NDArray[np.bool_]
 Ends = Iterable[tuple[int, int]]
-
-RULES = tuple(f"R{at}" for at in range(11))
 
 
 @dataclass
@@ -32,17 +30,13 @@ class Oriented:
     conflicts: set[tuple[int, int]] = field(default_factory=set)
 
     @property
-    def adjacent(self) -> list[int]:
-        return mask_rows(self.marks != NONE)
-
-    def at(self, mark: int) -> list[int]:
-        """For each v, the nodes u whose edge has this mark at v."""
-        return mask_rows((self.marks == mark).T)
+    def links(self) -> Links:
+        return Links.of(self.marks)
 
     @property
-    def parents(self) -> list[int]:
-        """For each v, the nodes u with u -> v."""
-        return mask_rows(((self.marks == ARROW) & (self.marks.T == TAIL)).T)
+    def arrows(self) -> Bools:
+        """[u, v]: u -> v."""
+        return (self.marks == ARROW) & (self.marks.T == TAIL)
 
     def write(self, arrows: Ends = (), tails: Ends = ()) -> bool:
         """Turns circles into what is asked for; ends are pairs (i, j), the mark at j. Whether anything changed."""
@@ -99,54 +93,42 @@ def orient(
     """
     unknown = set(disable) - set(RULES)
     if unknown:
-        raise InvalidArgument(f"rules are {RULES[0]} ... {RULES[-1]}; got {sorted(unknown)}")
+        raise InvalidArgument(f"rules are R0 ... R10; got {sorted(unknown)}")
     at = Oriented(marks.copy())
-    rules: dict[str, Callable[[Oriented], bool]] = {
-        "R1": _r1,
-        "R2": _r2,
-        "R3": _r3,
-        "R4": lambda now: _r4(now, sepsets),
-        "R5": _r5,
-        "R6": _r6,
-        "R7": _r7,
-        "R8": _r8,
-        "R9": _r9,
-        "R10": _r10,
-    }
 
     def close(*names: str) -> bool:
-        changed = 0
-        while found := sum(rules[name](at) for name in names if name not in disable):
-            changed += found
-        return changed > 0
+        changes = 0
+        while fresh := sum(RULES[name](at, sepsets) for name in names if name not in disable):
+            changes += fresh
+        return changes > 0
 
     if "R0" not in disable:
-        _r0(at, sepsets)
+        RULES["R0"](at, sepsets)
     close("R1", "R2", "R3", "R4")
     if complete:
         tails = ("R5", "R6", "R7") if selection_bias else ()
         while close(*tails) | close("R8", "R9", "R10"):
             pass
-    at.conflicts |= _against(at, sepsets)
+    at.conflicts |= contradictions(at, sepsets)
     return at
 
 
-def _against(at: Oriented, sepsets: Sepsets) -> set[tuple[int, int]]:
+def contradictions(at: Oriented, sepsets: Sepsets) -> set[tuple[int, int]]:
     """Arrowheads that meet at b between nodes which a set with b in it separated: two rules disagreed, and one came first."""
-    adjacent, into = at.adjacent, at.at(ARROW)
+    links = at.links
     return {
         end
         for (a, c), given in sepsets.items()
-        if given and not adjacent[a] >> c & 1
+        if given and not links.adjacent[a] >> c & 1
         for b in given
-        if into[b] >> a & 1 and into[b] >> c & 1
+        if links.into[b] >> a & 1 and links.into[b] >> c & 1
         for end in ((a, b), (c, b))
     }
 
 
 def _r0(at: Oriented, sepsets: Sepsets) -> bool:
     """a *-* b *-* c, a and c apart, b not in their set: a *-> b <-* c."""
-    adjacent = at.adjacent
+    adjacent = at.links.adjacent
     arrows = [
         end
         for (a, c), given in sepsets.items()
@@ -157,46 +139,44 @@ def _r0(at: Oriented, sepsets: Sepsets) -> bool:
     return at.write(arrows)
 
 
-def _r1(at: Oriented) -> bool:
+def _r1(at: Oriented, sepsets: Sepsets) -> bool:
     """a *-> b o-* c, a and c apart: b -> c."""
     head, circle = (at.marks == ARROW), (at.marks == CIRCLE)
-    b, c = np.nonzero(_some(head.T, _apart(at.marks)) & circle.T)
-    return at.point(_pairs(b, c))
+    return at.point(_pairs(_some(head.T, _apart(at.marks)) & circle.T))
 
 
-def _r2(at: Oriented) -> bool:
+def _r2(at: Oriented, sepsets: Sepsets) -> bool:
     """a -> b *-> c or a *-> b -> c, and a *-o c: a *-> c."""
     head = at.marks == ARROW
-    arrow = head & (at.marks.T == TAIL)
-    found = (_some(arrow, head) | _some(head, arrow)) & (at.marks == CIRCLE)
-    return at.write(_pairs(*np.nonzero(found)))
+    ends = (_some(at.arrows, head) | _some(head, at.arrows)) & (at.marks == CIRCLE)
+    return at.write(_pairs(ends))
 
 
-def _r3(at: Oriented) -> bool:
+def _r3(at: Oriented, sepsets: Sepsets) -> bool:
     """a *-> b <-* c, a *-o d o-* c, a and c apart, d *-o b: d *-> b."""
-    adjacent, into, open_at = at.adjacent, at.at(ARROW), at.at(CIRCLE)
+    links, open_at = at.links, mask_rows((at.marks == CIRCLE).T)
     arrows = []
-    for b, heads in enumerate(into):
+    for b, heads in enumerate(links.into):
         for d in bits(open_at[b]) if heads & (heads - 1) else ():
             both = heads & open_at[d]
-            if any(both & ~adjacent[a] & ~(1 << a) for a in bits(both)):
+            if any(both & ~links.adjacent[a] & ~(1 << a) for a in bits(both)):
                 arrows.append((d, b))
     return at.write(arrows)
 
 
 def _r4(at: Oriented, sepsets: Sepsets) -> bool:
     """A discriminating path d, ..., a, b, c: b in the set of d and c makes b -> c, else a <-> b <-> c."""
-    adjacent, into, parents = at.adjacent, at.at(ARROW), at.parents
+    links, parents = at.links, mask_rows(at.arrows.T)
     # For each v, the nodes whose edge with v has an arrowhead, or a circle, at their end.
     heads, open_from = mask_rows(at.marks == ARROW), mask_rows(at.marks == CIRCLE)
     ends: dict[tuple[int, int], int] = {}
     edges, arrows = [], []
-    for c in range(len(adjacent)):
+    for c in range(links.n):
         for b in bits(open_from[c]):
             verdicts: dict[bool, list[int]] = {True: [], False: []}
-            for a in bits(adjacent[b] & parents[c] & heads[b]):
+            for a in bits(links.adjacent[b] & parents[c] & heads[b]):
                 if (a, c) not in ends:
-                    ends[a, c] = _discriminated(a, c, adjacent, into, parents[c])
+                    ends[a, c] = _discriminated(a, c, links, parents[c])
                 for d in bits(ends[a, c]):
                     given = sepsets.get((min(c, d), max(c, d)))
                     if given is not None:
@@ -212,24 +192,21 @@ def _r4(at: Oriented, sepsets: Sepsets) -> bool:
     return at.point(edges, arrows)
 
 
-def _discriminated(a: int, c: int, adjacent: list[int], into: list[int], parents: int) -> int:
+def _discriminated(a: int, c: int, links: Links, parents: int) -> int:
     """Every d at the far end of a discriminating path d, ..., a, b, c: inner nodes are colliders and parents of c."""
-    found, seen, front = 0, 1 << a, [a]
+    ends, seen, front = 0, 1 << a, [a]
     while front:
         v = front.pop()
-        found |= into[v] & ~adjacent[c] & ~(1 << c)
-        fresh = 0
-        for u in bits(into[v] & parents & ~seen):
-            if into[u] >> v & 1:
-                fresh |= 1 << u
+        ends |= links.into[v] & ~links.adjacent[c] & ~(1 << c)
+        fresh = mask_of(u for u in bits(links.into[v] & parents & ~seen) if links.into[u] >> v & 1)
         seen |= fresh
         front += bits(fresh)
-    return found
+    return ends
 
 
-def _r5(at: Oriented) -> bool:
+def _r5(at: Oriented, sepsets: Sepsets) -> bool:
     """a o-o b on a cycle of at least four o-o edges whose every triple is uncovered: a - b."""
-    adjacent = at.adjacent
+    adjacent = at.links.adjacent
     circles = mask_rows((at.marks == CIRCLE) & (at.marks.T == CIRCLE))
     tails = []
     for a, near in enumerate(circles):
@@ -245,50 +222,47 @@ def _r5(at: Oriented) -> bool:
     return at.write(tails=tails)
 
 
-def _r6(at: Oriented) -> bool:
+def _r6(at: Oriented, sepsets: Sepsets) -> bool:
     """a - b o-* c: a tail at b."""
     plain = ((at.marks == TAIL) & (at.marks.T == TAIL)).any(axis=0)
-    return at.write(tails=_pairs(*np.nonzero((at.marks == CIRCLE) & plain[None, :])))
+    return at.write(tails=_pairs((at.marks == CIRCLE) & plain[None, :]))
 
 
-def _r7(at: Oriented) -> bool:
+def _r7(at: Oriented, sepsets: Sepsets) -> bool:
     """a -o b o-* c, a and c apart: a tail at b."""
     half = (at.marks == CIRCLE) & (at.marks.T == TAIL)  # [a, b]
-    found = _some(_apart(at.marks), half) & (at.marks == CIRCLE)  # [c, b]
-    return at.write(tails=_pairs(*np.nonzero(found)))
+    return at.write(tails=_pairs(_some(_apart(at.marks), half) & (at.marks == CIRCLE)))  # [c, b]
 
 
-def _r8(at: Oriented) -> bool:
+def _r8(at: Oriented, sepsets: Sepsets) -> bool:
     """a -> b -> c or a -o b -> c, and a o-> c: a -> c."""
     tail = (at.marks.T == TAIL) & ((at.marks == ARROW) | (at.marks == CIRCLE))
-    arrow = (at.marks == ARROW) & (at.marks.T == TAIL)
-    a, c = np.nonzero(_some(tail, arrow) & _half_open(at.marks))
-    return at.write(tails=_pairs(c, a))
+    return at.write(tails=_pairs((_some(tail, at.arrows) & _half_open(at.marks)).T))
 
 
-def _r9(at: Oriented) -> bool:
+def _r9(at: Oriented, sepsets: Sepsets) -> bool:
     """a o-> c and an uncovered possibly directed path a, b, ..., c with b and c apart: a -> c."""
-    adjacent, steps = at.adjacent, _steps(at.marks)
+    adjacent, steps = at.links.adjacent, at.links.steps
     tails = []
-    for a, c in _pairs(*np.nonzero(_half_open(at.marks))):
+    for a, c in _pairs(_half_open(at.marks)):
         starts = bits(steps[a] & ~adjacent[c] & ~(1 << c))
         if any(uncovered_reach(a, b, steps.__getitem__, adjacent, 1 << c) for b in starts):
             tails.append((c, a))
     return at.write(tails=tails)
 
 
-def _r10(at: Oriented) -> bool:
+def _r10(at: Oriented, sepsets: Sepsets) -> bool:
     """a o-> c, b -> c <- d, uncovered possibly directed paths from a to b and to d whose first nodes differ and are apart: a -> c."""
-    adjacent, steps, parents = at.adjacent, _steps(at.marks), at.parents
+    adjacent, steps, parents = at.links.adjacent, at.links.steps, mask_rows(at.arrows.T)
     tails = []
-    for a, c in _pairs(*np.nonzero(_half_open(at.marks))):
+    for a, c in _pairs(_half_open(at.marks)):
         ends = parents[c]
         if not ends & (ends - 1):
             continue
         hits = [
-            (first, found)
+            (first, reached)
             for first in bits(steps[a] & ~(1 << c))
-            if (found := uncovered_reach(a, first, steps.__getitem__, adjacent, ends, avoid=1 << c))
+            if (reached := uncovered_reach(a, first, steps.__getitem__, adjacent, ends, avoid=1 << c))
         ]
         # Two different ends: not one and the same node alone on both sides.
         if any(
@@ -298,6 +272,11 @@ def _r10(at: Oriented) -> bool:
         ):
             tails.append((c, a))
     return at.write(tails=tails)
+
+
+RULES: dict[str, Callable[[Oriented, Sepsets], bool]] = {
+    f"R{at}": rule for at, rule in enumerate((_r0, _r1, _r2, _r3, _r4, _r5, _r6, _r7, _r8, _r9, _r10))
+}
 
 
 def meek(skeleton: Bools, sepsets: Sepsets) -> Oriented:
@@ -311,17 +290,17 @@ def meek(skeleton: Bools, sepsets: Sepsets) -> Oriented:
         if not adjacent[a] >> c & 1:
             for b in bits(adjacent[a] & adjacent[c] & ~mask_of(given)):
                 heads[a, b] = heads[c, b] = True
-    conflicts = {(int(i), int(j)) for i, j in zip(*np.nonzero(heads & heads.T), strict=True)}
+    conflicts = set(_pairs(heads & heads.T))
     heads &= ~heads.T
     while True:
         plain = skeleton & ~heads & ~heads.T
-        apart = ~skeleton & ~np.eye(len(skeleton), dtype=bool)
+        apart = _apart(skeleton)
         wanted = _some(heads.T, apart) & plain  # a -> b - c, a and c apart
         wanted |= _some(heads, heads) & plain  # a -> b -> c, a - c
-        for a, b in _pairs(*np.nonzero(plain)):  # a - c -> b <- d - a, c and d apart
+        for a, b in _pairs(plain):  # a - c -> b <- d - a, c and d apart
             both = np.flatnonzero(plain[a] & heads[:, b])
             wanted[a, b] |= bool(apart[np.ix_(both, both)].any())
-        conflicts |= {(int(i), int(j)) for i, j in zip(*np.nonzero(wanted & wanted.T), strict=True)}
+        conflicts |= set(_pairs(wanted & wanted.T))
         wanted &= ~wanted.T
         if not wanted.any():
             break
@@ -334,8 +313,8 @@ def _some(first: Bools, second: Bools) -> Bools:
     return (first.astype(np.float32) @ second.astype(np.float32)) > 0
 
 
-def _apart(marks: Marks) -> Bools:
-    return (marks == NONE) & ~np.eye(len(marks), dtype=bool)
+def _apart(marks: Marks | Bools) -> Bools:
+    return ~marks.astype(bool) & ~np.eye(len(marks), dtype=bool)
 
 
 def _half_open(marks: Marks) -> Bools:
@@ -343,10 +322,5 @@ def _half_open(marks: Marks) -> Bools:
     return (marks == ARROW) & (marks.T == CIRCLE)
 
 
-def _steps(marks: Marks) -> list[int]:
-    """For each u, the nodes v that can follow it on a possibly directed path."""
-    return mask_rows((marks != NONE) & (marks != TAIL) & (marks.T != ARROW))
-
-
-def _pairs(first: NDArray[np.intp], second: NDArray[np.intp]) -> list[tuple[int, int]]:
-    return list(zip(first.tolist(), second.tolist(), strict=True))
+def _pairs(entries: Bools) -> list[tuple[int, int]]:
+    return [(i, j) for i, j in np.argwhere(entries).tolist()]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,8 @@ __all__ = [
 
 NONE, CIRCLE, ARROW, TAIL = 0, 1, 2, 3
 Marks = NDArray[np.int8]
+Pair = tuple[int, int]
+Before = dict[Pair, Pair | None]
 
 # Steps of a search for a path without repeated nodes, after the walk has been shown to exist.
 _STEPS = 20_000
@@ -38,11 +39,11 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def mask_of(nodes: Any) -> int:
-    found = 0
+def mask_of(nodes: Iterable[int]) -> int:
+    mask = 0
     for node in nodes:
-        found |= 1 << int(node)
-    return found
+        mask |= 1 << int(node)
+    return mask
 
 
 def mask_rows(matrix: NDArray[np.bool_]) -> list[int]:
@@ -99,46 +100,26 @@ class Links:
         The search goes over directed pairs (u, v): which nodes may follow v depends on where v was entered from. It finds walks;
         where the shortest walk to a node passes another one twice, a path is looked for on its own.
         """
+
+        def onward(u: int, v: int) -> int:
+            return self.follow(u, v) & ~(1 << root)
+
         depth: dict[int, int] = {}
         parents: dict[int, list[int]] = {}
-        before: dict[tuple[int, int], tuple[int, int] | None] = {(root, v): None for v in bits(self.adjacent[root])}
-        front = list(before)
-        level, walked = 0, 0
-        while front and (radius is None or level < radius) and len(depth) < self.n - 1:
-            level += 1
+        starts = [(root, v) for v in bits(self.adjacent[root])]
+        walked = 0
+        for level, (front, before) in enumerate(_walks(starts, onward), 1):
+            if (radius is not None and level > radius) or len(depth) == self.n - 1:
+                break
             for u, v in front:
                 walked |= 1 << v
                 if depth.get(v, level) == level and _is_simple(before, (u, v)):
                     depth[v] = level
                     parents.setdefault(v, []).append(u)
-            after: list[tuple[int, int]] = []
-            for u, v in front:
-                for w in bits(self.follow(u, v) & ~(1 << root)):
-                    if (v, w) not in before:
-                        before[v, w] = (u, v)
-                        after.append((v, w))
-            front = after
-        for v in bits(walked):
-            if v not in depth and (path := self._path(root, v, radius)):
+        for v in bits(walked & ~mask_of(depth)):
+            if path := _shortest_path(starts, onward, v, radius):
                 depth[v], parents[v] = len(path) - 1, [path[-2]]
         return DsepTree(root, depth, {v: tuple(sorted(each)) for v, each in parents.items()})
-
-    def _path(self, root: int, target: int, radius: int | None) -> tuple[int, ...] | None:
-        """A shortest possible-d-sep path without repeated nodes, within a bounded number of steps."""
-        paths: list[tuple[int, ...]] = [(root, v) for v in bits(self.adjacent[root])]
-        steps = 0
-        while paths and (radius is None or len(paths[0]) <= radius + 1):
-            longer = []
-            for path in paths:
-                if path[-1] == target:
-                    return path
-                steps += 1
-                follow = self.follow(path[-2], path[-1]) & ~mask_of(path)
-                longer += [(*path, w) for w in bits(follow)]
-            if steps > _STEPS:
-                return None
-            paths = longer
-        return None
 
     def depths(self, root: int, within: int, wanted: int) -> dict[int, int]:
         """How far the nodes of `wanted` are from `root` by possible-d-sep walks in `within`; all of them must be reached by some."""
@@ -230,39 +211,48 @@ def uncovered_reach(
 ) -> int:
     """The nodes of `targets` that an uncovered path start, first, ... reaches, along edges from v to nodes of `allowed(v)`.
 
-    A search over directed pairs finds walks; where the shortest walk to a target repeats a node, a path is looked for in depth.
+    A search over directed pairs gives walks; where the shortest walk to a target repeats a node, a path is looked for.
     """
-    found = (1 << first) & targets
-    wanted = targets & ~found & ~(1 << start)
-    # Pair (u, v) -> the pair before it on the shortest walk.
-    before: dict[tuple[int, int], tuple[int, int] | None] = {(start, first): None}
-    front = [(start, first)]
-    doubtful = 0
-    while front and wanted:
-        after: list[tuple[int, int]] = []
+
+    def onward(u: int, v: int) -> int:
+        return allowed(v) & ~adjacent[u] & ~(1 << u) & ~(1 << start) & ~avoid
+
+    reached = doubtful = 0
+    for front, before in _walks([(start, first)], onward):
+        for pair in front:
+            node = 1 << pair[1]
+            if targets & ~reached & node:
+                if _is_simple(before, pair):
+                    reached |= node
+                else:
+                    doubtful |= node
+        if not targets & ~reached & ~(1 << start):
+            break
+    for target in bits(doubtful & ~reached):
+        if _shortest_path([(start, first)], onward, target):
+            reached |= 1 << target
+    return reached
+
+
+def _walks(starts: Iterable[Pair], onward: Callable[[int, int], int]) -> Iterator[tuple[list[Pair], Before]]:
+    """Directed pairs (u, v) by their distance, each once, with the pair before each; w may follow where `onward(u, v)` holds it."""
+    before: Before = dict.fromkeys(starts)
+    front = list(before)
+    while front:
+        yield front, before
+        after: list[Pair] = []
         for u, v in front:
-            follow = allowed(v) & ~adjacent[u] & ~(1 << u) & ~(1 << start) & ~avoid
-            for w in bits(follow):
-                if (v, w) in before:
-                    continue
-                before[v, w] = (u, v)
-                after.append((v, w))
-                if wanted >> w & 1:
-                    if _is_simple(before, (v, w)):
-                        found |= 1 << w
-                        wanted &= ~(1 << w)
-                    else:
-                        doubtful |= 1 << w
+            for w in bits(onward(u, v)):
+                if (v, w) not in before:
+                    before[v, w] = (u, v)
+                    after.append((v, w))
         front = after
-    for target in bits(doubtful & wanted):
-        if _simple_path(start, first, allowed, adjacent, target, avoid):
-            found |= 1 << target
-    return found
 
 
-def _is_simple(before: dict[tuple[int, int], tuple[int, int] | None], pair: tuple[int, int]) -> bool:
+def _is_simple(before: Before, pair: Pair) -> bool:
+    """Whether the walk that ends with this pair passes no node twice."""
     seen = {pair[1]}
-    at: tuple[int, int] | None = pair
+    at: Pair | None = pair
     while at is not None:
         if at[0] in seen:
             return False
@@ -271,16 +261,18 @@ def _is_simple(before: dict[tuple[int, int], tuple[int, int] | None], pair: tupl
     return True
 
 
-def _simple_path(
-    start: int, first: int, allowed: Callable[[int], int], adjacent: list[int], target: int, avoid: int
-) -> bool:
-    stack = [(start, first, 1 << start | 1 << first)]
-    for _ in range(_STEPS):
-        if not stack:
-            return False
-        u, v, used = stack.pop()
-        follow = allowed(v) & ~adjacent[u] & ~used & ~avoid
-        if follow >> target & 1:
-            return True
-        stack += [(v, w, used | 1 << w) for w in bits(follow)]
-    return False
+def _shortest_path(
+    starts: Iterable[Pair], onward: Callable[[int, int], int], target: int, radius: int | None = None
+) -> tuple[int, ...] | None:
+    """A shortest path without repeated nodes, within a bounded number of steps."""
+    paths: list[tuple[int, ...]] = list(starts)
+    steps = 0
+    while paths and steps <= _STEPS and (radius is None or len(paths[0]) <= radius + 1):
+        longer = []
+        for path in paths:
+            if path[-1] == target:
+                return path
+            longer += [(*path, w) for w in bits(onward(path[-2], path[-1]) & ~mask_of(path))]
+        steps += len(paths)
+        paths = longer
+    return None

@@ -182,8 +182,7 @@ class Questions:
         if len(pairs) > self.left:
             raise OutOfBudget
         x, y = np.array(pairs, np.int32).reshape(-1, 2).T
-        z = np.zeros((len(pairs), 0), np.int32)
-        decisions = self._recorded(x, y, z)
+        decisions = self._recorded(x, y, np.zeros((len(pairs), 0), np.int32))
         return [pairs[at] for at in np.flatnonzero(decisions.independent).tolist()]
 
     def separated(self, questions: Sequence[tuple[Pair, tuple[int, ...]]]) -> NDArray[np.bool_]:

@@ -74,13 +74,6 @@ class State:
         near[[i, j]] = False
         return near
 
-    def _remove_all(self, pairs: list[Pair]) -> None:
-        self.sepsets.update(dict.fromkeys(pairs, ()))
-        self.members.update(dict.fromkeys(pairs, frozenset()))
-        i, j = np.array(pairs, int).reshape(-1, 2).T
-        self.skeleton[i, j] = self.skeleton[j, i] = False
-        self.take(Oriented(np.where(self.skeleton, self.marks, 0).astype(np.int8)))
-
     def orient(self, **how: Any) -> None:
         """Resets the marks and applies the rules."""
         self.take(orient(open_marks(self.skeleton, self.order), self.members, **how))
@@ -119,7 +112,8 @@ class State:
             kept = dict(self.sepsets), dict(self.members)
             try:
                 if size == 0:
-                    self._remove_all(self.ask.marginal(self.pairs()))
+                    for pair in self.ask.marginal(self.pairs()):
+                        self.remove(pair, ())
                 else:
                     one(size)
             except OutOfBudget:

@@ -6,15 +6,15 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
+from typing import Any, ClassVar, Literal, NamedTuple, Self, dataclass_transform
 
 import torch
 from torch import Tensor
 
-from heedful._checks import is_number, is_whole
-from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
+from heedful._checks import is_number
+from heedful._errors import InvalidArgument
 from heedful._runtime import readable
+from heedful._savable import Savable, coded, decode, encode, known
 
 Parameter = float | Tensor
 """A number, or a tensor with one entry (shared) or one entry per head."""
@@ -66,8 +66,9 @@ class FusedForm:
     factors: tuple[Parameter, ...] = ()  # of the output
 
 
+@coded("kernel")
 @dataclass_transform(frozen_default=True, eq_default=False)
-class Kernel:
+class Kernel(Savable):
     """Turns a query and a key into a coefficient.
 
     A subclass is made a frozen dataclass by being defined; its annotated names are its parameters. One method is enough:
@@ -89,14 +90,10 @@ class Kernel:
     torch.Size([1, 1, 5, 4])
     """
 
-    _named: ClassVar[dict[str, type[Kernel]]] = {}
+    _kind = "kernel"
     _names: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        known = Kernel._named.get(cls.__name__)
-        if known is not None and known.__module__.startswith("heedful.") and known.__module__ != cls.__module__:
-            raise InvalidArgument(f"a kernel {cls.__name__} exists in {known.__module__}; give yours another name")
         if {"score", "activation", "coefficients"} & cls.__dict__.keys():
             # Another formula than the parent's: what the parent knew of faster forms holds no longer.
             cls._forget("fold", "features", "feature_size")
@@ -106,7 +103,7 @@ class Kernel:
         cls._names = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
         if "type" in cls._names:
             raise InvalidArgument(f"{cls.__name__}: a parameter cannot be called 'type', which descriptions use")
-        Kernel._named[cls.__name__] = cls
+        super().__init_subclass__(**kwargs)
 
     @classmethod
     def _forget(cls, *names: str) -> None:
@@ -291,21 +288,22 @@ class Kernel:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready description, from which `from_dict` makes an equal kernel."""
-        return {"type": type(self).__name__} | {name: _plain(value) for name, value in self._items()}
+        plain = {name: v.to_dict() if isinstance(v, Kernel) else encode(v) for name, v in self._items()}
+        return {"type": type(self).__name__} | plain
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Kernel:
         if not isinstance(data, dict) or not isinstance(data.get("type"), str):
             raise InvalidArgument(f"a kernel's description is a dict with the entry 'type'; got {data!r:.200}")
-        parameters = {name: _rich(value) for name, value in data.items() if name != "type"}
-        cls = Kernel._named.get(data["type"])
-        if cls is None:
+        parameters = {name: _read(value) for name, value in data.items() if name != "type"}
+        classes = known("kernel", data["type"])
+        if not classes:
             raise InvalidArgument(
-                f"unknown kernel {data['type']!r}; known: {', '.join(sorted(Kernel._named))}. "
+                f"unknown kernel {data['type']!r}; known: {', '.join(sorted({cls.__name__ for cls in known('kernel')}))}. "
                 "A kernel of your own must be defined (imported) before it is loaded"
             )
         try:
-            return cls(**parameters)
+            return classes[-1](**parameters)
         except TypeError as error:
             raise InvalidArgument(f"{data['type']} cannot be made from {parameters!r:.200}: {error}") from None
 
@@ -319,27 +317,15 @@ class Kernel:
         except json.JSONDecodeError as error:
             raise InvalidArgument(f"a kernel's JSON does not parse: {error}") from None
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes `config.json` (what the kernel is) and `model.safetensors` (its tensor parameters)."""
-        from heedful._pretrained import write_folder
+    _described, _tensors_saved = to_dict, tensors
 
-        write_folder(folder, {"kernel": self.to_dict()}, self.tensors())
-
-    @staticmethod
-    def from_pretrained(folder: str | Path) -> Kernel:
-        from heedful._pretrained import read_folder
-
-        config, tensors = read_folder(folder, expects="kernel")
-        try:
-            kernel = Kernel.from_dict(config["kernel"])
-            wanted = kernel.tensors()
-            if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in wanted.items()}:
-                raise InvalidArgument(
-                    f"config.json names the tensors {list(wanted)}, model.safetensors {list(tensors)}"
-                )
-            return kernel.with_tensors({n: t.requires_grad_(wanted[n].requires_grad) for n, t in tensors.items()})
-        except (HeedfulError, ValueError, TypeError) as error:
-            raise CorruptModel(f"{folder}: the kernel cannot be made from what was saved: {error}") from error
+    @classmethod
+    def _remade(cls, description: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        kernel = Kernel.from_dict(description)
+        own = kernel.tensors()
+        if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in own.items()}:
+            raise InvalidArgument(f"config.json names the tensors {list(own)}, model.safetensors {list(tensors)}")
+        return kernel.with_tensors({n: t.requires_grad_(own[n].requires_grad) for n, t in tensors.items()})  # type: ignore[return-value]
 
     def _items(self) -> list[tuple[str, Any]]:
         return [(name, getattr(self, name)) for name in self._names]
@@ -434,25 +420,10 @@ def _divide(coefficients: Tensor, keep: Tensor | None, division: Division | None
     return coefficients
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Kernel):
-        return value.to_dict()
-    if isinstance(value, Tensor):
-        kind = str(value.dtype).removeprefix("torch.")
-        learned = value.requires_grad or isinstance(value, torch.nn.Parameter)
-        return {"tensor": value.detach().cpu().tolist(), "dtype": kind, "learned": learned}
-    return int(value) if is_whole(value) else float(value) if is_number(value) else value
-
-
-def _rich(value: Any) -> Any:
+def _read(value: Any) -> Any:
     if isinstance(value, dict) and "type" in value:
         return Kernel.from_dict(value)
-    if isinstance(value, dict) and "tensor" in value:
-        kind = getattr(torch, str(value.get("dtype")), None)
-        if not isinstance(kind, torch.dtype):
-            raise InvalidArgument(f"a tensor in a kernel's description has the dtype {value.get('dtype')!r}")
-        return torch.tensor(value["tensor"], dtype=kind, requires_grad=bool(value.get("learned", False)))
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if isinstance(value, list) else decode(value)
 
 
 def _brief(value: Any) -> str:

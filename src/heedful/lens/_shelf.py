@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from heedful._errors import CorruptModel, InvalidArgument
-from heedful._pretrained import located
+from heedful._files import located
 
 if TYPE_CHECKING:
     from heedful.lens._record import LayerRecord

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, InvalidArgument, Unsupported
-from heedful._pretrained import located
+from heedful._files import located
 from heedful._text import quantity
 from heedful.bridges.transformers import bare
 from heedful.bridges.watch import Run, watch

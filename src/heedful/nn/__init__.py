@@ -1,5 +1,6 @@
 """Layers that learn: attention with any kernel, with knowledge, in primal form, in blocks and encoders."""
 
+from heedful.nn._describe import LayerName
 from heedful.nn._module import KernelParameters, Module
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block
@@ -25,6 +26,7 @@ __all__ = [
     "GaussianProcessAttention",
     "KernelParameters",
     "KnowledgeAttention",
+    "LayerName",
     "Marginal",
     "Module",
     "PairAttention",

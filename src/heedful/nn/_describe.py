@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
+from heedful._savable import coded, decode, encode
 from heedful.kernels import Cosine, FeatureMap, Kernel, Polynomial, Softmax
 from heedful.ops.primal import TrackLoss
 
@@ -36,6 +38,7 @@ def find_map(feature_map: MapName | Kernel) -> Kernel:
     return feature_map
 
 
+@coded("primal")
 @dataclass(frozen=True)
 class Primal:
     """A layer of Primal-Attention as data: it prints, compares, hashes and goes through JSON, as kernels do.
@@ -56,20 +59,11 @@ class Primal:
     track_loss: TrackLoss = True
 
     def __post_init__(self) -> None:
-        for name in ("rank", "rank_multi"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
-        choices = {
-            "sampling": get_args(Sampling),
-            "weights": (*get_args(Weights), None),
-            "causal": get_args(Causal),
-            "track_loss": (True, False, "kkt"),
-        }
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if not any(value is one or (isinstance(value, str) and value == one) for one in known):
-                raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
+        check_whole(rank=self.rank, rank_multi=self.rank_multi)
+        check_choice(Sampling, sampling=self.sampling)
+        check_choice(Weights, optional=True, weights=self.weights)
+        check_choice(Causal, causal=self.causal)
+        check_choice((True, False, "kkt"), track_loss=self.track_loss)
         if self.weights is None:
             object.__setattr__(self, "weights", "static" if self.causal == "cummean" else "data")
         if self.causal == "cummean" and self.weights == "data":
@@ -89,16 +83,13 @@ class Primal:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready description, from which `from_dict` makes an equal one."""
-        kernel = self.feature_map
-        return self.arguments() | ({"feature_map": {"kernel": kernel.to_dict()}} if isinstance(kernel, Kernel) else {})
+        return {name: encode(value) for name, value in self.arguments().items()}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Primal:
         if not isinstance(data, dict) or not data.keys() <= {field.name for field in fields(Primal)}:
             raise InvalidArgument(f"a primal layer's description is a dict of its fields; got {data!r:.200}")
-        given = data.get("feature_map")
-        made = {"feature_map": Kernel.from_dict(given.get("kernel", given))} if isinstance(given, dict) else {}
-        return Primal(**{**data, **made})
+        return Primal(**{name: decode(value) for name, value in data.items()})
 
 
 LayerName = Literal["softmax", "linear", "primal", "none"]

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from heedful import masks
-from heedful._errors import CorruptModel, HeedfulError, InvalidArgument
-from heedful._pretrained import Register, read_folder, write_folder
+from heedful._checks import check_choice, check_number, check_whole
+from heedful._errors import InvalidArgument
+from heedful._savable import Savable, decode, encode, entry_of
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
-from heedful.nn._describe import Primal
 from heedful.ops import IMPLEMENTATIONS
 
 _PLACE = ("self", "device", "dtype")
 
 
-class Module(nn.Module):
+class Module(Savable, nn.Module):
     """A torch module whose constructor arguments are its attributes, so that it can be written down and made again."""
 
-    _register: ClassVar[Register[Module]] = Register()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for known in Module._register.named(cls.__name__):
-            if known.__module__.startswith("heedful.") and known.__module__ != cls.__module__:
-                raise InvalidArgument(f"a layer {cls.__name__} exists in {known.__module__}; give yours another name")
-        Module._register.add(cls)
+    _kind = "module"
+    _needs = ("arguments",)
 
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments as they are now, without device and dtype."""
@@ -44,37 +37,23 @@ class Module(nn.Module):
             )
         return {name: getattr(self, name) for name in names}
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes `config.json` (class and arguments) and `model.safetensors` (parameters and buffers) into a folder."""
-        arguments = {name: to_plain(value) for name, value in self.arguments().items()}
-        entry = Register.entry(type(self))
-        write_folder(folder, {"module": {**entry, "arguments": arguments}}, self.state_dict())
+    def _described(self) -> dict[str, Any]:
+        return {**entry_of(type(self)), "arguments": {name: encode(value) for name, value in self.arguments().items()}}
+
+    def _tensors_saved(self) -> dict[str, Tensor]:
+        return self.state_dict()
+
+    @classmethod
+    def _remade(cls, description: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        module = cls(**{name: decode(value) for name, value in description["arguments"].items()})
+        module.load_state_dict(tensors, assign=True)
+        return module.eval()
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Self:
         """Makes the layer that `save_pretrained` wrote, in eval mode and in the dtype it was saved with."""
-        config, tensors = read_folder(folder, expects="module")
-        try:
-            kind, arguments = config["module"]["type"], config["module"]["arguments"]
-            if not isinstance(kind, str) or not isinstance(arguments, dict):
-                raise TypeError
-        except (TypeError, KeyError):
-            raise CorruptModel(f"{folder}: config.json has no type and arguments of a module; save it again") from None
-        made_by = Module._register.find(config["module"], cls)
-        if made_by is None:
-            raise CorruptModel(
-                f"{folder}: unknown layer {kind!r}; known: {', '.join(Module._register.names())}. "
-                "A layer of your own must be defined (imported) before it is loaded"
-            )
-        if not issubclass(made_by, cls):
-            raise InvalidArgument(f"{folder} holds a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
-        try:
-            module = made_by(**{name: from_plain(value) for name, value in arguments.items()})
-            module.load_state_dict(tensors, assign=True)
-        except (HeedfulError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
-            raise CorruptModel(f"{folder}: {kind} cannot be made from what was saved: {error}") from error
-        module = module.to(device) if device is not None else module
-        return module.eval()
+        module = super().from_pretrained(folder)
+        return module if device is None else module.to(device)
 
 
 class KernelParameters(nn.Module):
@@ -118,9 +97,8 @@ class KernelModule(Module):
                 raise InvalidArgument(
                     f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or num_heads = {num_heads}"
                 )
-        check_dropout(dropout)
-        if impl != "auto" and impl not in IMPLEMENTATIONS:
-            raise InvalidArgument(f"impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
+        check_number(least=0, high=1, dropout=dropout)
+        check_choice(("auto", *IMPLEMENTATIONS), impl=impl)
         self.dropout, self.impl = dropout, impl
         self.kernel_parameters = KernelParameters(kernel).to(device)
 
@@ -131,24 +109,12 @@ class KernelModule(Module):
 
 def learned(*shape: int, device: Any, dtype: Any) -> nn.Parameter:
     """A parameter whose rows start with unit expected norm of their images: N(0, 1 / last axis)."""
-    made = torch.randn(*shape, device=device, dtype=dtype) * shape[-1] ** -0.5
-    return nn.Parameter(made)
-
-
-def check_positive(**sizes: int | None) -> None:
-    """Refuses a size that is given and is no positive integer."""
-    for name, value in sizes.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidArgument(f"{name} must be a positive integer; got {value!r}")
-
-
-def check_dropout(dropout: float) -> None:
-    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
-        raise InvalidArgument(f"dropout must lie in [0, 1); got {dropout!r}")
+    return nn.Parameter(torch.randn(*shape, device=device, dtype=dtype) * shape[-1] ** -0.5)
 
 
 def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int | None = None) -> None:
-    check_positive(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_whole(embed_dim=embed_dim, num_heads=num_heads)
+    check_whole(optional=True, num_kv_heads=num_kv_heads)
     if embed_dim % num_heads:
         raise InvalidArgument(
             f"embed_dim must be a multiple of num_heads; got embed_dim={embed_dim}, num_heads={num_heads}"
@@ -194,25 +160,3 @@ def layer_mask(
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise InvalidArgument(f"attn_mask must be boolean (True = ignore) or floating; got {attn_mask.dtype}")
     return masks.from_multihead(attn_mask, key_padding_mask, is_causal, num_heads=num_heads)
-
-
-def to_plain(value: Any) -> Any:
-    """An argument as JSON holds it."""
-    if isinstance(value, Kernel):
-        return {"kernel": value.to_dict()}
-    if isinstance(value, Primal):
-        return {"primal": value.to_dict()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [to_plain(part) for part in value]
-    return value
-
-
-def from_plain(value: Any) -> Any:
-    """The argument that `to_plain` wrote."""
-    if isinstance(value, dict) and "kernel" in value:
-        return Kernel.from_dict(value["kernel"])
-    if isinstance(value, dict) and "primal" in value:
-        return Primal.from_dict(value["primal"])
-    if isinstance(value, list):
-        return [from_plain(part) for part in value]
-    return value

@@ -8,10 +8,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from heedful._checks import check_whole
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._runtime import full_precision
 from heedful.nn._describe import Primal, find_map
-from heedful.nn._module import Module, check_heads, check_input, check_positive
+from heedful.nn._module import Module, check_heads, check_input
 from heedful.nn._primal_results import PrimalDual, PrimalScores
 from heedful.ops import ksvd
 from heedful.ops import primal as ops
@@ -27,7 +28,7 @@ class PrimalCore(Module):
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
-        check_positive(max_len=max_len)
+        check_whole(optional=True, max_len=max_len)
         self.embed_dim, self.num_heads, self.max_len, self.bias = embed_dim, num_heads, max_len, bias
         self.head_dim = embed_dim // num_heads
         self.rank, self.rank_multi, self.sampling = form.rank, form.rank_multi, form.sampling
@@ -149,7 +150,7 @@ class PrimalCore(Module):
         They are divided by the factor by which the number of rows grows, so that a sequence that changes slowly keeps its
         scores; not so for `causal="prefix"`, where tokens are added up, not rows.
         """
-        check_positive(max_len=max_len)
+        check_whole(optional=True, max_len=max_len)
         if self.weights == "static":
             raise InvalidArgument("weights='static' have no positions, so there is nothing to resize")
         self._last = None

@@ -10,10 +10,11 @@ from torch.nn.functional import linear
 
 from heedful import masks
 from heedful._attend import attend
+from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel
 from heedful.masks import Mask
-from heedful.nn._module import KernelModule, check_heads, check_input, check_positive, layer_mask
+from heedful.nn._module import KernelModule, check_heads, check_input, layer_mask
 
 
 class Attention(KernelModule):
@@ -56,7 +57,7 @@ class Attention(KernelModule):
         impl: str = "auto",
     ) -> None:
         check_heads(embed_dim, num_heads, num_kv_heads)
-        check_positive(kdim=kdim, vdim=vdim)
+        check_whole(optional=True, kdim=kdim, vdim=vdim)
         super().__init__(kernel, num_heads, dropout, impl, device)
         self.embed_dim, self.num_heads, self.bias = embed_dim, num_heads, bias
         self.kdim = embed_dim if kdim is None else kdim

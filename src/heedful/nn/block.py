@@ -8,11 +8,12 @@ from typing import Any, Literal, Self
 from torch import Tensor, nn
 from torch.nn import functional
 
+from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
 from heedful.nn._describe import Layer, Primal, find_layer
-from heedful.nn._module import Module, check_dropout, check_heads, check_positive
+from heedful.nn._module import Module, check_heads
 from heedful.nn.attention import Attention
 from heedful.nn.primal import PrimalAttention
 
@@ -62,11 +63,10 @@ class Block(Module):
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads, num_kv_heads)
-        check_dropout(dropout)
-        check_positive(hidden=hidden)
+        check_number(least=0, high=1, dropout=dropout)
+        check_whole(optional=True, hidden=hidden)
         layer = Softmax() if kernel is None else find_layer(kernel)
-        if activation not in _ACTIVATIONS:
-            raise InvalidArgument(f"activation must be one of {', '.join(_ACTIVATIONS)}; got {activation!r}")
+        check_choice(_ACTIVATIONS, activation=activation)
         self.embed_dim, self.num_heads, self.activation, self.norm = embed_dim, num_heads, activation, norm
         self.hidden = 4 * embed_dim if hidden is None else hidden
         self.norm_first, self.bias, self.impl = norm_first, bias, impl
@@ -97,7 +97,7 @@ class Block(Module):
 
     def resize_(self, max_len: int) -> Self:
         """Changes `max_len`: see `PrimalAttention.resize_`. Layers whose parameters know no length stay as they are."""
-        check_positive(max_len=max_len)
+        check_whole(max_len=max_len)
         if isinstance(self.self_attn, PrimalAttention) and self.self_attn.weights == "data":
             self.self_attn.resize_(max_len)
         self.max_len = max_len

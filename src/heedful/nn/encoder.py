@@ -7,11 +7,12 @@ from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
+from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel
 from heedful.masks import Mask
 from heedful.nn._describe import Layer, Primal, find_layer
-from heedful.nn._module import Module, check_positive
+from heedful.nn._module import Module
 from heedful.nn.block import Activation, Block, Norm, make_norm
 
 
@@ -87,7 +88,7 @@ class Encoder(Module):
 
     def resize_(self, max_len: int) -> Self:
         """Changes `max_len` of every layer that has one; parameters that change are new ones, so make the optimizer anew."""
-        check_positive(max_len=max_len)
+        check_whole(max_len=max_len)
         for layer in self.layers:
             layer.resize_(max_len)  # type: ignore[operator]
         self.max_len = max_len

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from heedful import masks
 from heedful._attend import attend
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
-from heedful.nn._module import KernelModule, check_input, check_positive, layer_mask, learned
+from heedful.nn._module import KernelModule, check_input, layer_mask, learned
 
 Coordinates = Literal["learned", "inputs", "knowledge"]
 Readout = Literal["x+z", "x|z", "x"]
@@ -70,21 +71,17 @@ class KnowledgeAttention(KernelModule):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_positive(embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim, hidden=hidden)
+        check_whole(embed_dim=embed_dim, num_heads=num_heads)
+        check_whole(optional=True, head_dim=head_dim, hidden=hidden)
         super().__init__(kernel, num_heads, dropout, impl, device)
-        for name, given, known in (
-            ("coordinates", coordinates, Coordinates),
-            ("readout", readout, Readout),
-            ("value", value, Value),
-        ):
-            if given not in get_args(known):
-                raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, get_args(known)))}; got {given!r}")
+        check_choice(Coordinates, coordinates=coordinates)
+        check_choice(Readout, readout=readout)
+        check_choice(Value, value=value)
+        check_whole(0, knowledge=knowledge)
         if head_dim is None and embed_dim % num_heads:
             raise InvalidArgument(
                 f"embed_dim must be a multiple of num_heads unless head_dim is given; got {embed_dim} and {num_heads}"
             )
-        if knowledge < 0:
-            raise InvalidArgument(f"knowledge is a number of learned vectors, at least 0; got {knowledge}")
         self.embed_dim, self.num_heads, self.knowledge = embed_dim, num_heads, knowledge
         self.coordinates, self.readout, self.value = coordinates, readout, value
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim

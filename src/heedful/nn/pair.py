@@ -7,9 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
 from heedful.masks import Mask
-from heedful.nn._module import Module, check_input, check_positive, layer_mask, learned
+from heedful.nn._module import Module, check_input, layer_mask, learned
 
 
 class PairAttention(Module):
@@ -47,11 +48,9 @@ class PairAttention(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_positive(embed_dim=embed_dim, size=size, hidden=hidden, max_length=max_length)
-        if form not in ("mlp", "softmax"):
-            raise InvalidArgument(f"form must be 'mlp' or 'softmax'; got {form!r}")
-        if arity not in (2, 3):
-            raise InvalidArgument(f"arity must be 2 or 3; got {arity!r}")
+        check_whole(embed_dim=embed_dim, size=size, hidden=hidden, max_length=max_length)
+        check_choice(("mlp", "softmax"), form=form)
+        check_choice((2, 3), arity=arity)
         self.embed_dim, self.size, self.form, self.arity = embed_dim, size, form, arity
         self.hidden, self.max_length = hidden, max_length
         place = {"device": device, "dtype": dtype}

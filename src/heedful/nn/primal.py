@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from heedful._checks import check_number
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._runtime import full_precision
 from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
-from heedful.nn._module import check_dropout
 from heedful.nn._primal_core import PrimalCore, ksvd_loss
 from heedful.nn._primal_results import PrimalDual, PrimalScores
 from heedful.ops import LinearState, ksvd, linear
@@ -94,7 +94,7 @@ class PrimalAttention(PrimalCore):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_dropout(dropout)
+        check_number(least=0, high=1, dropout=dropout)
         form = Primal(rank, rank_multi, sampling, weights, causal, feature_map, track_loss)
         super().__init__(embed_dim, num_heads, form, max_len, bias, device, dtype)
         self.dropout = dropout

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._runtime import eval_mode
 from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
-from heedful.nn._module import check_positive
 from heedful.nn._primal_core import PrimalCore
 from heedful.ops.primal import TrackLoss
 from heedful.ops.request import wide
@@ -139,9 +140,8 @@ def kl_loss(model: nn.Module, train_size: int, kl_scale: float = 1.0) -> Tensor:
     Without the division, as in the authors' code, the KL of a batch-mean loss counts once per sample. Zero where no layer
     is a Gaussian process.
     """
-    check_positive(train_size=train_size)
-    if not isinstance(kl_scale, int | float) or not 0.0 <= kl_scale < float("inf"):
-        raise InvalidArgument(f"kl_scale must be a number from 0 on; got {kl_scale!r}")
+    check_whole(train_size=train_size)
+    check_number(least=0, kl_scale=kl_scale)
     parts = [part.kl() for part in model.modules() if isinstance(part, GaussianProcessAttention)]
     if not parts:
         return torch.zeros((), device=next((p.device for p in model.parameters()), None))
@@ -203,13 +203,12 @@ def mc_predict(
     >>> mc_predict(model, torch.randn(2, 5, 8), seed=0).probabilities.shape
     torch.Size([2, 4])
     """
-    check_positive(mc_samples=mc_samples)
-    if average not in get_args(Average):
-        raise InvalidArgument(f"average must be one of {', '.join(get_args(Average))}; got {average!r}")
+    check_whole(mc_samples=mc_samples)
+    check_choice(Average, average=average)
     layers = [part for part in model.modules() if isinstance(part, GaussianProcessAttention)]
     if not layers:
         raise InvalidArgument("the model has no GaussianProcessAttention, so every draw would be the same")
-    with _seeded(model, layers, seed):
+    with eval_mode(model), _seeded(layers, seed):
         draws = [model(*inputs, **named) for _ in range(mc_samples)]
     if not isinstance(draws[0], Tensor):
         raise InvalidArgument(f"the model must return logits, a tensor; got {type(draws[0]).__name__}")
@@ -220,19 +219,15 @@ def mc_predict(
 
 
 @contextmanager
-def _seeded(model: nn.Module, layers: list[GaussianProcessAttention], seed: int | None) -> Iterator[None]:
-    """Eval mode and seeded layers; afterwards everything is as before."""
-    modes = [(part, part.training) for part in model.modules()]
+def _seeded(layers: list[GaussianProcessAttention], seed: int | None) -> Iterator[None]:
+    """Layers that draw by this seed; afterwards they draw as before."""
     before = [layer.generator for layer in layers]
     try:
-        model.eval()
         for at, layer in enumerate(layers):
             if seed is not None:
                 layer.generator = torch.Generator(layer.mean.device).manual_seed(seed + at)
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
         for layer, generator in zip(layers, before, strict=True):
             layer.generator = generator
 

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from heedful import __version__
+from heedful._checks import check_number, check_whole
 from heedful._errors import InvalidArgument
-from heedful._pretrained import located
-from heedful.bridges.estimator import (
-    Classifier,
-    Recipe,
-    Training,
-    check_range,
-    check_whole,
-    device_of,
-    dtype_of,
-    encoded,
-    hold_out,
-    plain_number,
-    seed_of,
-    validated,
-    weights_of,
-)
-from heedful.nn import Primal, ksvd_loss
-from heedful.nn._describe import LayerName
+from heedful.bridges.predictors import Classifier
+from heedful.bridges.samples import Samples, validated
+from heedful.nn import LayerName, Primal, ksvd_loss
 from heedful.series._cases import Cases, as_array, cases_of, filled, scales, standardised
 from heedful.series._frames import Frames, check_rows, check_single, read_frames
 from heedful.series.network import Head, SeriesNetwork
-
-# What does not decide the result of a training.
-_ASIDE = ("random_state", "device", "progress", "checkpoint_dir", "predict_dtype")
 
 
 class SeriesClassifier(Classifier):
@@ -56,27 +34,35 @@ class SeriesClassifier(Classifier):
     Loss: cross-entropy + `eta` x the mean $J^2$ of the primal layers (Chen et al. 2023, "Primal-Attention").
 
     Args:
-        attention: `"softmax"`, `"primal"`, `"linear"`, `"none"` (no attention: the control), or such names joined by +, the
-            first of which is repeated to fill `layers`; or a list with a kernel, a `heedful.nn.Primal` or a name per layer.
+        attention: `"softmax"`, `"primal"`, `"linear"`, `"none"` (no attention: the control), or such names joined by +, the first of
+            which is repeated to fill `layers`. In Python also a list with a kernel, a `heedful.nn.Primal` or a name per layer.
         layers: number of layers; 2, or as many as are named.
-        embed_dim, num_heads, hidden, dropout: sizes and dropout of the encoder; `hidden` is 4 x `embed_dim`.
-        rank, eta: rank of layers named `"primal"`, and the weight of their loss.
+        embed_dim: width of the network.
+        num_heads: heads; they must divide the width.
+        hidden: width inside the feed-forward layers; 4 x `embed_dim`.
+        dropout: of the encoder.
+        rank: rank of layers named `"primal"`.
+        eta: weight of their loss.
         head: `"flatten"` (weights of its own for every step, as in the paper) or `"mean"`.
         max_len: cut all series here, without a warning.
-        epochs, batch_size, lr: of RAdam, gradients clipped to norm 4; batches of `"auto"` are 16, of more than 1,000 cases
-            up to 256.
-        validation_fraction, patience: the part of the cases held out. Training stops when its loss has not fallen for
-            `patience` epochs, and the weights of its best epoch are kept. With None all cases are learned from, for all
-            epochs.
-        class_weight: None, `"balanced"` (every class weighs the same in the loss, however many cases it has), or a mapping from
-            classes to weights. The held-out loss is weighted too, the held-out accuracy is not.
-        random_state: decides split, first weights, order and dropout; on the CPU the result is the same bit for bit.
-        device: `"auto"` is CUDA where there is one.
-        predict_dtype: what answers are computed in. In `"float32"` the answer for a case may move by about 1e-6 with the batch it
-            is in, in `"float64"` it does not, at two to three times the time. May be set after `fit`.
+        epochs: passes over the data, at most.
+        batch_size: series in a batch; `"auto"` is 16, of more than 1,000 series up to 256.
+        lr: learning rate of RAdam, gradients clipped to norm 4.
+        validation_fraction: share of the series to hold out; with 0 or none all are learned from, for all epochs. The weights
+            of the epoch with the least held-out loss are kept.
+        patience: stop after this many epochs without a better held-out loss.
+        class_weight: `"balanced"` (every class weighs the same in the loss, however many cases it has). In Python also a mapping
+            from classes to weights. The held-out loss is weighted too, the held-out accuracy is not.
+        random_state: decides split, first weights, order and dropout. On the CPU the result is the same bit for bit.
+        device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
+        predict_dtype: what answers are computed in, `"float32"` or `"float64"`. In the first the answer for a case may move by about
+            1e-6 with the batch it is in, in the second it does not, at two to three times the time. May be set after `fit`.
         progress: shows a bar on standard error.
         checkpoint_dir: a folder in which the training is kept after every epoch, until it ends. `fit` called again after a
             kill, with equal parameters and data, goes on there and reaches the same weights. One folder serves many fits.
+        devices: how many devices train on each machine, as Lightning takes it; see `docs/scale.md`.
+        num_nodes: how many machines train.
+        strategy: how processes work together, as Lightning calls it: `"ddp"`.
 
     Fitted: `classes_`, `n_features_in_` (channels; of a table its columns), `network_`, `training_` (every epoch),
     `max_len_`, `mean_`, `scale_`, `seed_`.
@@ -113,11 +99,14 @@ class SeriesClassifier(Classifier):
         validation_fraction: float | None = 0.2,
         patience: int | None = 20,
         class_weight: str | Mapping[Any, float] | None = None,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
         predict_dtype: str = "float32",
         progress: bool = False,
         checkpoint_dir: str | Path | None = None,
+        devices: int | str = 1,
+        num_nodes: int = 1,
+        strategy: str = "auto",
     ) -> None:
         self.attention = attention
         self.layers = layers
@@ -140,93 +129,47 @@ class SeriesClassifier(Classifier):
         self.predict_dtype = predict_dtype
         self.progress = progress
         self.checkpoint_dir = checkpoint_dir
+        self.devices = devices
+        self.num_nodes = num_nodes
+        self.strategy = strategy
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learns from series X and labels y; goes on where a killed call with the same `checkpoint_dir` stopped.
+    def _check(self) -> None:
+        super()._check()
+        check_whole(optional=True, layers=self.layers, max_len=self.max_len, hidden=self.hidden)
+        check_number(least=0, eta=self.eta)
+        # Sizes of layers are checked where layers are made.
+        self._make(1, 1, 1, device="meta")
 
-        `sample_weight` has a number for each case: how much its loss counts. A case of weight 0 is left out altogether.
-        """
-        self._check()
-        from heedful.bridges.training import train
-
-        device = device_of(self.device)
+    def _read(
+        self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
+    ) -> Samples:
         frames = read_frames(X)
+        if not fitting:
+            return self._read_unseen(X if frames is None else frames)
         if frames is None:
             check_rows(X, y)
         else:
             y, sample_weight = frames.aligned(y), frames.aligned(sample_weight, "sample_weight")
-        cases, codes = self._learn_shape(X if frames is None else frames, y)
-        if len(self.classes_) < 2:
-            raise InvalidArgument(f"y holds one class, {self.classes_[0]}; a classifier needs series of two or more")
-        weights = weights_of(self.classes_, codes, self.class_weight, sample_weight)
-        if weights is not None:
-            counting = weights > 0
-            cases, codes, weights = cases[counting], codes[counting], weights[counting]
-        checkpoint, self.seed_ = self._place(cases, codes, weights)
-        learn, held = hold_out(codes, self.validation_fraction, self.seed_)
-        self.mean_, self.scale_ = scales(cases[learn])
-        x, padding = standardised(cases, self.mean_, self.scale_, self.max_len_)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self.seed_)
-            network = self._network()
-
-        def part(rows: np.ndarray) -> tuple[Tensor, ...]:
-            tensors = x[rows], padding[rows], torch.from_numpy(codes[rows])
-            # A mean weight of 1 leaves the learning rate what it is.
-            more = () if weights is None else (torch.from_numpy(weights[rows] / weights[rows].mean()).float(),)
-            return (*tensors, *more)
-
-        self.training_: Training = train(
-            network,
-            part(learn),
-            part(held) if len(held) else None,
-            loss=self._loss,
-            measure=_measure,
-            recipe=Recipe(self.epochs, self._batch_size(len(learn)), self.lr, patience=self.patience, seed=self.seed_),
-            device=device,
-            progress=self.progress,
-            checkpoint=checkpoint,
-        )
-        self.network_ = network
-        return self
-
-    def _check(self) -> None:
-        """Refuses parameters that cannot be, before data is touched; sizes of layers are checked where layers are made."""
-        dtype_of(self.predict_dtype, device_of(self.device))
-        check_whole(layers=self.layers, max_len=self.max_len, hidden=self.hidden)
-        check_range(validation_fraction=(self.validation_fraction, 0.0, 1.0))
-        eta = plain_number(self.eta)
-        if not isinstance(eta, int | float) or isinstance(eta, bool) or not 0 <= eta < np.inf:
-            raise InvalidArgument(f"eta must be a number from 0 on; got {self.eta!r}")
-        if self.random_state is not None and not isinstance(self.random_state, np.random.RandomState):
-            seed_of(self.random_state)
-        Recipe(self.epochs, self._batch_size(1), self.lr, patience=self.patience)
-        self._make(1, 1, 1, device="meta")
-
-    def _learn_shape(self, X: Any, y: Any) -> tuple[Cases, np.ndarray]:
-        """Sets what X and y say about themselves: classes, channels and lengths."""
-        values, y = validated(self, as_array(X.series if isinstance(X, Frames) else X), y)
-        classes, codes = encoded(y)
+            groups = frames.aligned(groups, "groups")
+        values, y = validated(self, _with_axes(as_array(X if frames is None else frames.series)), y)
         cases = filled(cases_of(values[:, None] if values.ndim == 2 else values))
         longest = int(cases.lengths.max())
-        self.__dict__.pop("network_", None)
-        self.classes_, self.channels_, self.is_table_ = classes, cases.values.shape[1], values.ndim == 2
+        self.channels_, self.is_table_ = cases.values.shape[1], values.ndim == 2
         self.max_len_ = longest if self.max_len is None else min(longest, int(self.max_len))
-        if isinstance(X, Frames) and X.channels is not None:
-            self.feature_names_in_ = np.array(X.channels, dtype=object)
-        return cases, codes
+        if frames is not None and frames.channels is not None:
+            self.feature_names_in_ = np.array(frames.channels, dtype=object)
+        return Samples((cases.values, cases.lengths), y, sample_weight, groups)
 
-    def _tensors(self, X: Any) -> tuple[Tensor, ...]:
-        frames = read_frames(X)
+    def _read_unseen(self, X: Any) -> Samples:
         # The names of a table's columns are those of its steps.
         channels = None if self.is_table_ else getattr(self, "feature_names_in_", None)
-        if frames is not None:
-            X = frames.ordered(channels).series
+        if isinstance(X, Frames):
+            X = X.ordered(channels).series
         elif channels is not None:
             check_single(X, channels)
         # A list holds series, whatever their length; the columns of a table are those of fit.
         table = self.is_table_ and not isinstance(X, list | tuple)
-        X = as_array(X)
+        X = _with_axes(as_array(X))
         values = validated(self, X, reset=False, features=table and getattr(X, "ndim", 2) == 2)
         values = values[:, None] if values.ndim == 2 else values
         if values.shape[1] != self.channels_:
@@ -240,9 +183,16 @@ class SeriesClassifier(Classifier):
             warnings.warn(
                 f"{longer} of {len(cases)} series are longer than the longest of the training, {self.max_len_} steps, and "
                 "are cut there: positions and head know no later step",
-                stacklevel=4,
+                stacklevel=5,
             )
-        return standardised(filled(cases), self.mean_, self.scale_, self.max_len_)
+        cases = filled(cases)
+        return Samples((cases.values, cases.lengths))
+
+    def _scale(self, samples: Samples) -> None:
+        self.mean_, self.scale_ = scales(Cases(*samples.inputs))
+
+    def _tensors(self, samples: Samples) -> tuple[Tensor, ...]:
+        return standardised(Cases(*samples.inputs), self.mean_, self.scale_, self.max_len_)
 
     def _network(self) -> SeriesNetwork:
         return self._make(self.channels_, len(self.classes_), self.max_len_)
@@ -250,8 +200,7 @@ class SeriesClassifier(Classifier):
     def _make(self, channels: int, classes: int, max_len: int, device: str | None = None) -> SeriesNetwork:
         sizes: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "hidden": self.hidden}
         options: dict[str, Any] = {"dropout": self.dropout, "head": self.head, "device": device}
-        given = {name: plain_number(value) for name, value in (sizes | options).items()}
-        return SeriesNetwork(channels, classes, max_len, kernels=self._kernels(), **given)
+        return SeriesNetwork(channels, classes, max_len, kernels=self._kernels(), **sizes, **options)
 
     def _kernels(self) -> list[Any]:
         """One entry per layer; tensors of kernels are copies, so that training leaves the parameters alone."""
@@ -275,46 +224,12 @@ class SeriesClassifier(Classifier):
                 "names joined by +, no more than layers"
             )
         parts = parts[:1] * (count - len(parts)) + parts
-        primal = Primal(plain_number(self.rank), track_loss=bool(self.eta > 0))
+        primal = Primal(self.rank, track_loss=bool(self.eta > 0))
         return [primal if isinstance(part, str) and part == "primal" else part for part in parts]
 
-    def _batch_size(self, count: int) -> int:
-        if isinstance(self.batch_size, str):
-            if self.batch_size != "auto":
-                raise InvalidArgument(f"batch_size must be 'auto' or a whole number from 1 on; got {self.batch_size!r}")
-            return min(max(16, count // 64), 256)
-        return self.batch_size
-
-    def _loss(
-        self, network: nn.Module, x: Tensor, padding: Tensor, codes: Tensor, weights: Tensor | None = None
-    ) -> Tensor:
-        logits = network(x, padding)
-        if weights is None:
-            loss = functional.cross_entropy(logits, codes)
-        else:
-            loss = (weights * functional.cross_entropy(logits, codes, reduction="none")).mean()
+    def _loss(self, network: nn.Module, inputs: Any, target: Tensor | None, weight: Tensor | None) -> Tensor:
+        loss = super()._loss(network, inputs, target, weight)
         return loss + float(self.eta) * ksvd_loss(network) if self.eta else loss
-
-    def _place(self, cases: Cases, codes: np.ndarray, weights: np.ndarray | None) -> tuple[Path | None, int]:
-        """The checkpoint of this very training, and its seed; without `random_state` the seed of the one to go on with."""
-        if self.checkpoint_dir is None:
-            return None, seed_of(self.random_state)
-        folder = located(self.checkpoint_dir)
-        params = {name: value for name, value in self._settings().items() if name not in _ASIDE}
-        told = json.dumps([__version__, params, self.classes_.tolist(), cases.values.shape])
-        digest = hashlib.sha256(told.encode())
-        for array in (cases.values, cases.lengths, codes, *(() if weights is None else (weights,))):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        name = digest.hexdigest()[:16]
-        if self.random_state is None:
-            for found in folder.glob(f"{name}-*.ckpt"):
-                return found, int(found.stem.split("-")[1])
-        seed = seed_of(self.random_state)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidArgument(f"checkpoint_dir={str(folder)!r} cannot be made: {error.strerror}") from None
-        return folder / f"{name}-{seed}.ckpt", seed
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -323,12 +238,9 @@ class SeriesClassifier(Classifier):
         return tags
 
 
-def _measure(
-    network: nn.Module, x: Tensor, padding: Tensor, codes: Tensor, weights: Tensor | None = None
-) -> Mapping[str, Tensor]:
-    logits = network(x, padding)
-    loss = functional.cross_entropy(logits, codes, reduction="none")
-    return {
-        "loss": loss if weights is None else weights * loss,
-        "accuracy": (logits.argmax(1) == codes).float(),
-    }
+def _with_axes(X: Any) -> Any:
+    if getattr(X, "ndim", 2) > 3:
+        raise InvalidArgument(f"X must have two or three axes, (cases, time) or (cases, channels, time); got {X.ndim}")
+    if getattr(X, "ndim", 2) == 3 and 0 in X.shape:
+        raise InvalidArgument(f"X must hold one case, one channel and one step or more; got shape {tuple(X.shape)}")
+    return X

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
-from heedful.nn import Encoder
-from heedful.nn._module import Module, check_positive
+from heedful.nn import Encoder, Module
 
 Head = Literal["flatten", "mean"]
 
@@ -52,9 +52,8 @@ class SeriesNetwork(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_positive(channels=channels, classes=classes, max_len=max_len)
-        if head not in ("flatten", "mean"):
-            raise InvalidArgument(f"head must be 'flatten' or 'mean'; got {head!r}")
+        check_whole(channels=channels, classes=classes, max_len=max_len)
+        check_choice(Head, head=head)
         self.channels, self.classes, self.max_len, self.head = channels, classes, max_len, head
         self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
         place: dict[str, Any] = {"device": device, "dtype": dtype}

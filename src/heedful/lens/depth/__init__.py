@@ -1,4 +1,4 @@
-"""How deep for how wide: a planner, an auditor, exact separation ranks, and the experiment behind the law."""
+"""How deep for how wide: a planner, an auditor, exact separation ranks, and a law of your own runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ _HOMES = {
     **dict.fromkeys(("FloatRank", "float_separation_rank", "separation_rank"), "rank"),
     "PolynomialAttention": "polynomial",
     "fit_law": "fit",
-    **dict.fromkeys(("Cell", "Crossover", "Trained", "run_crossover"), "crossover"),
-    "Protocol": "stacked",
     **dict.fromkeys(("LayerUse", "Usefulness", "skip_layers"), "skipping"),
 }
 

@@ -11,7 +11,6 @@ coefficients and their formula where it holds.
 (False, True)
 """
 
-from heedful.lens.symmetry import arithmetic
 from heedful.lens.symmetry._audit import Audit, audit
 from heedful.lens.symmetry._bound import failure_bound
 from heedful.lens.symmetry._report import Component, Counterexample, Report, SymmetryBroken
@@ -33,7 +32,6 @@ __all__ = [
     "Report",
     "Rotation",
     "SymmetryBroken",
-    "arithmetic",
     "audit",
     "check_equivariance",
     "check_finite_information",

@@ -205,17 +205,10 @@ def run_crossover(
         keep: a JSONL file for finished cells; what it holds already is not trained again.
         seconds: no cell is begun that would end later; the result then says `complete=False`.
         extend: where the best rate of a cell is at the edge, try two more beyond it, after all cells, the smallest first.
-
-    >>> text = [0, 1, 2, 3] * 40
-    >>> from heedful.lens.depth.stacked import Protocol
-    >>> quick = Protocol(vocabulary=4, context=8, batch=2, steps=5, warmup=1)
-    >>> result = run_crossover(text, text, [Cell(200, 1, 4, 1, (1e-3, 1e-2))], seeds=[0], protocol=quick, extend=False)
-    >>> result.is_evidence
-    False
     """
     import torch
 
-    from heedful.lens.depth.stacked import OutOfTime, Protocol, train
+    from experiments.stacked import OutOfTime, Protocol, train
 
     began = time.perf_counter()
     protocol = protocol or Protocol()
