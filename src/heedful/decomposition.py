@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from heedful._checks import check_choice, check_whole, is_whole
 from heedful._errors import InvalidArgument
+from heedful.bridges.predictors import Transformer
+from heedful.bridges.samples import check_is_fitted, validated
 from heedful.kernels import Divided, Kernel, Polynomial, Product, Scaled, Sum
 from heedful.ops import ksvd
-
-try:
-    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-    from sklearn.utils.validation import check_is_fitted, validate_data
-
-    class _Base(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-        """scikit-learn's own, where it is installed."""
-
-        def _points(self, X: Any, reset: bool) -> Array:
-            return validate_data(self, X, dtype=np.float64, reset=reset)
-
-        def _check_fitted(self) -> None:
-            check_is_fitted(self)
-
-except ImportError:
-
-    class _Base:  # type: ignore[no-redef]
-        """As much of scikit-learn's base as is needed without it."""
-
-        n_features_in_: int
-
-        def get_params(self, deep: bool = True) -> dict[str, Any]:
-            """The constructor's arguments."""
-            return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-        def set_params(self, **params: Any) -> Self:
-            """Changes some of the constructor's arguments."""
-            unknown = [name for name in params if name not in self.get_params()]
-            if unknown:
-                raise InvalidArgument(
-                    f"{type(self).__name__} has no parameter {unknown[0]!r}; it has {list(self.get_params())}"
-                )
-            for name, value in params.items():
-                setattr(self, name, value)
-            return self
-
-        def _points(self, X: Any, reset: bool) -> Array:
-            array = _matrix(X, "X")
-            if reset:
-                self.n_features_in_ = array.shape[1]
-            elif array.shape[1] != self.n_features_in_:
-                raise InvalidArgument(f"X has {array.shape[1]} features, but {self.n_features_in_} were fitted")
-            return array
-
-        def _check_fitted(self) -> None:
-            if not hasattr(self, "singular_values_"):
-                raise InvalidArgument(f"this {type(self).__name__} is not fitted yet; call fit first")
-
 
 __all__ = ["KernelSVD"]
 
@@ -74,7 +28,7 @@ CELLS = 2**24
 LINEAR = Polynomial(1, scale=1.0)
 
 
-class KernelSVD(_Base):
+class KernelSVD(Transformer):
     r"""Singular value decomposition of an asymmetric kernel matrix $K_{ij} = \kappa(A x_i, B z_j)$.
 
     Two sets of points, or one in two roles: $K = U \Sigma V^T$ with n x m entries, in general neither square nor symmetric nor
@@ -116,6 +70,11 @@ class KernelSVD(_Base):
     ((3, 5), (2, 5))
     """
 
+    _fitted: ClassVar[tuple[str, ...]] = ("n_features_in_", "solver_", "_width_right", "_n_features_out")
+    _arrays: ClassVar[tuple[str, ...]] = (
+        "singular_values_", "left_vectors_", "right_vectors_", "_left_map", "_right_map", "_rows_at", "_columns_at", "_x", "_z",
+    )  # fmt: skip
+
     def __init__(
         self,
         n_components: int | None = None,
@@ -137,8 +96,8 @@ class KernelSVD(_Base):
 
     def fit(self, X: Any, y: Any = None, *, Z: Any = None) -> Self:
         """Decomposes the kernel between X `(n, features)` and Z `(m, features)`, by default X again; y is ignored."""
-        self._check_parameters()
-        X = self._points(_array(X), reset=True)
+        self._check()
+        X = validated(self, _array(X))
         _check_not_points(y, X)
         if self._precomputed:
             if Z is not None or self.left is not None or self.right is not None:
@@ -189,7 +148,7 @@ class KernelSVD(_Base):
         self._keep(left, values, right, lift_left @ (b.mT @ right), lift_right @ (a.mT @ left))
 
     def _keep(self, u: Tensor, sigma: Tensor, v: Tensor, left_map: Tensor, right_map: Tensor) -> None:
-        """What was found, so that u(x) = left(x) left_map / sigma; components beyond the rank are zero, or left out."""
+        """The triplets, so that u(x) = left(x) left_map / sigma; components beyond the rank are zero, or left out."""
         size = max(u.shape[0], v.shape[0])
         alive = sigma > sigma[:1] * size * torch.finfo(sigma.dtype).eps
         if not alive.any():
@@ -209,12 +168,12 @@ class KernelSVD(_Base):
 
     def transform(self, X: Any) -> Array:
         """u(x) for each row of X, `(rows, components)`; for `"precomputed"` a row is k(x, z) over the z of `fit`."""
-        self._check_fitted()
-        return self._left(self._points(_array(X), reset=False)) @ self._left_map
+        check_is_fitted(self)
+        return self._left(validated(self, _array(X), reset=False)) @ self._left_map
 
     def transform_right(self, Z: Any) -> Array:
         """v(z) for each row of Z, `(rows, components)`; for `"precomputed"` a row is k(x, z) over the x of `fit`."""
-        self._check_fitted()
+        check_is_fitted(self)
         Z = _matrix(Z, "Z")
         if Z.shape[1] != self._width_right:
             raise InvalidArgument(f"Z has {Z.shape[1]} columns; expected {self._width_right}, as in fit")
@@ -267,14 +226,14 @@ class KernelSVD(_Base):
             return self.solver
         return "primal" if size is not None and size < points else "dense"
 
-    def _check_parameters(self) -> None:
-        if self.solver not in get_args(Solver):
-            raise InvalidArgument(f"solver must be one of {', '.join(get_args(Solver))}; got {self.solver!r}")
-        for name in ("n_components", "n_landmarks"):
-            value = getattr(self, name)
-            whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
-            if not whole and not (value is None and name == "n_components"):
-                raise InvalidArgument(f"{name} must be a whole number from 1 on; got {value!r}")
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        if weights:
+            raise InvalidArgument(f"it has no tensors {', '.join(weights)}")
+
+    def _check(self) -> None:
+        check_choice(Solver, solver=self.solver)
+        check_whole(n_landmarks=self.n_landmarks)
+        check_whole(optional=True, n_components=self.n_components)
         kernel = self.kernel
         if not isinstance(kernel, Kernel) and not callable(kernel) and kernel not in ("linear", "precomputed"):
             raise InvalidArgument(
@@ -296,12 +255,12 @@ class KernelSVD(_Base):
 def _between(kernel: Kernel | Callable[[Array, Array], Any], X: Array, Z: Array, everything: Array) -> Array:
     """K(x, z), in float64; rows are divided as they are over all z of `fit`."""
     if not isinstance(kernel, Kernel):
-        made = _matrix(kernel(X, Z), "what the kernel returns")
-        if made.shape != (len(X), len(Z)):
+        matrix = _matrix(kernel(X, Z), "what the kernel returns")
+        if matrix.shape != (len(X), len(Z)):
             raise InvalidArgument(
-                f"the kernel gave shape {made.shape} for {len(X)} and {len(Z)} points; expected {(len(X), len(Z))}"
+                f"the kernel gave shape {matrix.shape} for {len(X)} and {len(Z)} points; expected {(len(X), len(Z))}"
             )
-        return made
+        return matrix
     keys, every = (torch.from_numpy(np.ascontiguousarray(part))[None] for part in (Z, everything))
     step = max(1, CELLS // max(len(Z), len(everything)))
     with torch.no_grad():
@@ -322,22 +281,22 @@ def _pairs(kernel: Kernel, query: Tensor, key: Tensor, every: Tensor) -> Tensor:
     if isinstance(kernel, Product) and not kernel.traits.exponential:
         return _pairs(kernel.left, query, key, every) * _pairs(kernel.right, query, key, every)
     inner = kernel.kernel if isinstance(kernel, Divided) else None
-    made = kernel.coefficients(query, key) if inner is None else _pairs(inner, query, key, every)
+    part = kernel.coefficients(query, key) if inner is None else _pairs(inner, query, key, every)
     if division == "count":
-        return made / every.shape[-2]
+        return part / every.shape[-2]
     if division is None:
-        return made
+        return part
     whole = kernel.coefficients(query, every) if inner is None else _pairs(inner, query, every, every)
     total = whole.sum(dim=-1, keepdim=True)
-    return made / total.masked_fill(total == 0, 1.0)
+    return part / total.masked_fill(total == 0, 1.0)
 
 
 def _features(kernel: Kernel, X: Array, Z: Array) -> tuple[Array, Array]:
     pair = (torch.from_numpy(np.ascontiguousarray(part))[None] for part in (X, Z))
     with torch.no_grad():
-        made = kernel.steady_features(*pair)
-    assert made is not None
-    return made[0][0].numpy(), made[1][0].numpy()
+        features = kernel.steady_features(*pair)
+    assert features is not None
+    return features[0][0].numpy(), features[1][0].numpy()
 
 
 def _array(X: Any) -> Any:
@@ -383,7 +342,7 @@ def _check_not_points(y: Any, X: Array) -> None:
 
 def _generator(state: Any) -> Any:
     """What `random_state` stands for, as scikit-learn reads it."""
-    if state is None or (isinstance(state, int | np.integer) and not isinstance(state, bool)):
+    if state is None or is_whole(state):
         return np.random.RandomState(state)
     if isinstance(state, np.random.RandomState | np.random.Generator):
         return state

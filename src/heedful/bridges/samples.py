@@ -15,11 +15,11 @@ try:
     from sklearn.base import BaseEstimator
     from sklearn.model_selection import GroupShuffleSplit, StratifiedShuffleSplit
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_array, validate_data
+    from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 except ImportError:
     raise MissingExtra("scikit-learn", "tables") from None
 
-__all__ = ["Samples", "encoded", "hold_out", "validated", "weights_of"]
+__all__ = ["Samples", "check_is_fitted", "encoded", "hold_out", "validated", "weights_of"]
 
 
 @dataclass(frozen=True)
