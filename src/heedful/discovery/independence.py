@@ -26,9 +26,7 @@ __all__ = [
     "RhoThreshold",
     "RowFisherZ",
     "correlation",
-    "indefiniteness",
     "log_p_value",
-    "table",
 ]
 
 Ints = NDArray[np.integer[Any]]

@@ -63,7 +63,7 @@ def icd(
         max_tests: a pass that would exceed this total is undone, and `stopped` says so; None for no limit.
         stable: ours: edges go at the end of a pass, and the rules count what any separating set of that size holds as in the set, so
             that numbering the nodes otherwise changes nothing. More tests are executed.
-        progress: called with the pairs done and to do in the pass under way, and what that is, after the first second.
+        progress: called with the pairs done and to do in the pass under way, and what that is.
 
     >>> from heedful.discovery import DSeparation, icd
     >>> icd(DSeparation([[], [], [0, 1], [2]]))

@@ -8,19 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ARROW",
-    "CIRCLE",
-    "DsepTree",
-    "Links",
-    "NONE",
-    "TAIL",
-    "bits",
-    "mask_of",
-    "mask_rows",
-    "reachable_sets",
-    "uncovered_reach",
-]
+__all__ = ["ARROW", "CIRCLE", "NONE", "TAIL", "DsepTree", "Links"]
 
 NONE, CIRCLE, ARROW, TAIL = 0, 1, 2, 3
 Marks = NDArray[np.int8]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, combinations, islice
+from itertools import combinations, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +64,6 @@ class Questions:
         self.untestable_pairs = 0
         self._probing = False
         self._progress = progress or silent
-        # Nothing is shown of what ends within a second.
-        self._next = time.perf_counter() + 1
 
     @property
     def n(self) -> int:
@@ -92,19 +89,12 @@ class Questions:
             self._probing = False
         return False
 
-    def report(self, done: int, total: int) -> None:
-        """Reports progress, from the first second on and ten times a second at most."""
-        now = time.perf_counter()
-        if now > self._next:
-            self._next = now + (0.1 if done < total else 0)
-            self._progress(done, total, "learning")
-
     def counted(self, pairs: Sequence[Pair], done: int = 0, total: int | None = None) -> Iterator[Pair]:
         """The pairs, with progress: `done` of `total` lie before them."""
         for at, pair in enumerate(pairs, done):
-            self.report(at, total or len(pairs))
+            self._progress(at, total or len(pairs), "learning")
             yield pair
-        self.report(done + len(pairs), total or len(pairs))
+        self._progress(done + len(pairs), total or len(pairs), "learning")
 
     def first(self, pair: Pair, blocks: Iterable[Sets]) -> tuple[int, ...] | None:
         """The first of these sets that separates the pair; later ones do not count as executed."""
@@ -243,10 +233,9 @@ def subsets(pool: Sequence[int], size: int) -> Iterator[Sets]:
         if len(table):
             yield values[table]
         return
-    every = combinations(range(len(pool)), size)
+    every = combinations(pool, size)
     while block := list(islice(every, BLOCK)):
-        flat = np.fromiter(chain.from_iterable(block), np.int32, len(block) * size)
-        yield values[flat.reshape(len(block), size)]
+        yield np.array(block, np.int32)
 
 
 @lru_cache(maxsize=32)

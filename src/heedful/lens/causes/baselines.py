@@ -68,33 +68,21 @@ def compare(
         units: which of the task's units these are; all by default.
     """
     count = len(nodes)
-    orders: dict[str, Sequence[float] | None] = {
-        "attention": attention,
-        "gradient x input": gradient,
-        "leave-one-out": [],
-        "random": np.random.default_rng(seed).permutation(count).tolist(),
-    }
+    shuffled = np.random.default_rng(seed).permutation(count).tolist()
+    worths = dict(zip(BASELINES, (attention, attention, gradient, [], shuffled), strict=True))
     results: dict[str, BaselineResult] = {}
-    for name in BASELINES:
+    for name, worth in worths.items():
+        if worth is None:
+            continue
         ask = replies.inquiry(units=units)
-        if name == "smart attention":
-            taken = _smart(ask, _ordered(attention), max_size)
-        else:
-            worth = orders[name]
-            if worth is None:
-                continue
-            if name == "leave-one-out":
-                worth = [-reply.margin for reply in ask([(unit,) for unit in range(count)])]
-            taken = _greedy(ask, _ordered(worth), max_size)
-        results[name] = _result(ask, taken, nodes)
+        if name == "leave-one-out":
+            worth = [-reply.margin for reply in ask([(unit,) for unit in range(count)])]
+        order = np.argsort(-np.asarray(worth, float), kind="stable").tolist()
+        results[name] = _result(ask, (_smart if name == "smart attention" else _greedy)(ask, order, max_size), nodes)
     if with_exhaustive:
         ask = replies.inquiry(max_calls, units)
         results["exhaustive"] = _result(ask, exhaustive(ask, count, max_size), nodes)
     return results
-
-
-def _ordered(worth: Sequence[float]) -> list[int]:
-    return np.argsort(-np.asarray(worth, float), kind="stable").tolist()
 
 
 def _greedy(ask: Inquiry, order: Sequence[int], max_size: int) -> Units:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,14 +65,10 @@ class Stability:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types alone."""
-        into = {
-            kind: [[None if np.isnan(one) else one for one in row] for row in share.tolist()]
-            for kind, share in self.into.items()
-        }
         return {
             "names": list(self.names),
             "by": {kind: share.tolist() for kind, share in self.by.items()},
-            "into": into,
+            "into": {kind: np.where(np.isnan(share), None, share).tolist() for kind, share in self.into.items()},  # type: ignore[call-overload]
             "settings": {kind: list(tried) for kind, tried in self.settings.items()},
             "agreement": self.agreement,
         }
@@ -152,5 +149,4 @@ def _agreement(shares: NDArray[np.float64]) -> float:
     if count < 2 or n < 2:
         return 1.0
     upper = shares[:, *np.triu_indices(n, 1)]
-    gaps = [np.abs(upper[i] - upper[j]).mean() for i in range(count) for j in range(i + 1, count)]
-    return float(1 - np.mean(gaps))
+    return float(1 - np.mean([np.abs(one - other).mean() for one, other in combinations(upper, 2)]))

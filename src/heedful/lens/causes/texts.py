@@ -58,14 +58,11 @@ class _Text(Ids):
         self.spans = tuple(_span(reading, unit) for unit in self.units)
         self.target_span = _span(reading, self.target) if self.kind == "mlm" else None
         self.names = unique([self._named(reading, unit) for unit in self.units])
+        kept = [(group, READ_THERE if group in spoken else PUNCTUATION) for group in groups if group not in self.units]
+        special = [at for at, one in enumerate(reading.special) if one and (self.kind, at) != ("mlm", self._at)]
+        kept += [((place,), "a special token of the tokenizer's") for place in special if reading.spans[place]]
         self.left_out = tuple(
-            (self._named(reading, group), READ_THERE if group in spoken else PUNCTUATION)
-            for group in groups
-            if group not in self.units and not _is_blank(reading, group)
-        ) + tuple(
-            (self._named(reading, [place]), "a special token of the tokenizer's")
-            for place, special in enumerate(reading.special)
-            if special and reading.spans[place] and (self.kind, place) != ("mlm", self._at)
+            (self._named(reading, group), why) for group, why in kept if not _is_blank(reading, group)
         )
         marks = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "cls", "eos", "sep", "pad", "unk")]
         # What is read where every token was cut out; without any such mark the last token stays.
@@ -180,12 +177,11 @@ class _Text(Ids):
     def observed(self, column: int, layer: int) -> Seen:
         ids, tokens = list(self.ids), list(self._tokens)
         if self.kind in ("mlm", "next-token"):
-            place = self.target[0]
-            ids[place:], tokens[place:] = [column, *ids[place + 1 :]], [self.name(column), *tokens[place + 1 :]]
-        given = torch.tensor([ids])
-        return Seen(
-            tuple(tokens), recorded(self.model, answers.named(self.model, given, torch.ones_like(given)), layer)
-        )
+            place = slice(self.target[0], self.target[0] + 1)
+            ids[place], tokens[place] = [column], [self.name(column)]
+        batch = torch.tensor([ids])
+        inputs = answers.named(self.model, batch, torch.ones_like(batch))
+        return Seen(tuple(tokens), recorded(self.model, inputs, layer))
 
 
 class TextModel:
