@@ -52,7 +52,7 @@ ALLOWED = {
     **{room: GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges"} for room in DATA_ROOMS},
     "lens": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "discovery", "transport", "report"},
     "decomposition": GROUND | {"kernels", "ops", "bridges"},
-    "convert": GROUND | {"nn", "bridges"},
+    "convert": GROUND | {"nn", "bridges", "lens"},
     "__main__": {"cli"},
     "cli": GROUND
     | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "lens", "discovery", "convert", "report", *DATA_ROOMS},

@@ -16,8 +16,7 @@ from torch import nn
 
 from heedful import CorruptModel, Gaussian, InvalidArgument, Sigmoid, Unsupported, masks
 from heedful import nn as ours
-from heedful.bridges import _calls as calls
-from heedful.bridges import watch
+from heedful.bridges import calls, watch
 from heedful.lens import Observation, observe
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

@@ -123,7 +123,7 @@ BATTERY = {
 def test_the_verdict_is_right(name):
     f, d, holds, *more = BATTERY[name]
     options = {"n": (2, 3, 5), "trials": 30, **(more[0] if more else {})}
-    found = audit(f, d=d, checks=[*symmetry._moves.GROUPS, "position"], **options)
+    found = audit(f, d=d, checks=[*symmetry.moves.GROUPS, "position"], **options)
     assert found.refused == {}
     assert {check for check, report in found.reports.items() if report.passed} == holds
     for report in found.reports.values():
@@ -333,7 +333,7 @@ KERNELS = [Softmax(), Gaussian(2.0), Laplace(2.0), Sigmoid(bias=-1.0), Relu(), R
 def test_every_kernel_is_equivariant_with_knowledge(kernel):
     """200 trials at once, half of them reflections, for d = 3, 8, 16: relative error at most 1e-12."""
     for d in (3, 8, 16):
-        turns = torch.stack([symmetry._moves.haar(d, torch.Generator().manual_seed(i), (-1) ** i) for i in range(200)])
+        turns = torch.stack([symmetry.moves.haar(d, torch.Generator().manual_seed(i), (-1) ** i) for i in range(200)])
         x, z = drawn(200, 5, d), drawn(200, 3, d, seed=6) / d**0.5
         for coordinates in ("inputs", "knowledge"):
             layer = KnowledgeAttention(d, 1, kernel=kernel, coordinates=coordinates, value="identity", **F64)

@@ -14,7 +14,7 @@ from heedful.lens.symmetry import (
     recover_coefficients,
     symmetrize,
 )
-from heedful.lens.symmetry._moves import haar
+from heedful.lens.symmetry.moves import haar
 from heedful.nn import KnowledgeAttention
 
 F64 = {"dtype": torch.float64}

@@ -5,10 +5,12 @@ import torch
 from torch import nn
 
 from heedful import InvalidArgument, Unsupported
-from heedful.bridges.rotation import attention_roles, llama_plan
-from heedful.lens.symmetry import check_equivariance, hadamard, rotate_
-from heedful.lens.symmetry._moves import haar
-from heedful.lens.symmetry._roles import known_roles
+from heedful.bridges.rotation import llama_plan
+from heedful.bridges.structure import attention_roles
+from heedful.convert import hadamard, rotate_
+from heedful.lens.symmetry import check_equivariance
+from heedful.lens.symmetry.moves import haar
+from heedful.lens.symmetry.roles import known_roles
 from heedful.nn import Block, KnowledgeAttention, PrimalAttention
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

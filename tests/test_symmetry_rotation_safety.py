@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from heedful import InvalidArgument, Unsupported
-from heedful.lens.symmetry import rotate_
-from heedful.lens.symmetry._moves import haar
+from heedful.convert import rotate_
+from heedful.lens.symmetry.moves import haar
 from heedful.nn import Block, KnowledgeAttention
 from test_symmetry_rotation import encoder_layer, logits, made
 

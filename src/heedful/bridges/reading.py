@@ -26,8 +26,8 @@ __all__ = [
     "cache_path",
     "check_text",
     "demo_model_path",
-    "encode",
     "find_model",
+    "inputs_of",
     "limit_of",
     "load",
     "part_of",
@@ -250,7 +250,7 @@ def check_text(text: Any) -> None:
         raise InvalidArgument("the text is not valid Unicode; give it in UTF-8") from None
 
 
-def encode(
+def inputs_of(
     model: Any, tokenizer: Any, texts: str | Sequence[str], *, most: int | None = None, **options: Any
 ) -> dict[str, Tensor]:
     """What a model is called with to read texts, where it is; several are padded to the longest.

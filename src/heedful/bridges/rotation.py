@@ -14,11 +14,7 @@ from torch import Tensor, nn
 
 from heedful._errors import Unsupported
 
-__all__ = ["RotationPlan", "attention_roles", "llama_plan"]
-
-# What projections are called by the models of transformers: into the heads, and out of them.
-INWARD = {"q_proj", "k_proj", "v_proj", "query", "key", "value", "q", "k", "v", "q_lin", "k_lin", "v_lin", "c_attn"}
-OUTWARD = {"o_proj", "out_proj", "dense", "o", "out_lin", "c_proj"}
+__all__ = ["RotationPlan", "llama_plan"]
 
 
 @dataclass(frozen=True)
@@ -44,34 +40,6 @@ class RotationPlan:
     layers: tuple[str, ...] = ()
     embedding: str | None = None
     turned: bool = True
-
-
-def attention_roles(module: nn.Module) -> dict[str, str] | None:
-    """The roles of an attention module's parameters, or None where its projections are not recognised.
-
-    `rows` for what goes into heads, `cols` and `bias` for what comes out, `fixed` for biases and norms inside heads. The
-    weights of transformers' `Conv1D` (GPT-2) are the transpose of `Linear`'s.
-
-    >>> from transformers import LlamaConfig, LlamaModel
-    >>> config = LlamaConfig(vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12)
-    >>> attention_roles(LlamaModel(config).layers[0].self_attn)["o_proj.weight"]
-    'cols'
-    """
-    roles: dict[str, str] = {}
-    found = set()
-    for name, part in module.named_children():
-        if not isinstance(getattr(part, "weight", None), Tensor):
-            continue
-        transposed = type(part).__name__ == "Conv1D"
-        if name in INWARD:
-            found.add("in")
-            roles[f"{name}.weight"] = "cols" if transposed else "rows"
-            roles[f"{name}.bias"] = "fixed"
-        elif name in OUTWARD:
-            roles[f"{name}.weight"] = "rows" if transposed else "cols"
-            roles[f"{name}.bias"] = "bias"
-    names = [name for name, _ in module.named_parameters()]
-    return {name: roles.get(name, "fixed") for name in names} if found else None
 
 
 def llama_plan(model: Any) -> RotationPlan:

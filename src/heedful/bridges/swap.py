@@ -14,92 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heedful import masks
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
+from heedful._runtime import after_calls, before_calls
 from heedful._savable import decode, encode
+from heedful.bridges.reading import inputs_of
+from heedful.bridges.structure import Site, find_sites
 from heedful.nn import PrimalAttention
 
 __all__ = [
     "Call",
     "Recorded",
-    "Site",
     "Slot",
     "described",
-    "find_sites",
     "hidden",
     "put",
     "read",
     "rebuilt",
     "recorded",
 ]
-
-PROJECTIONS = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
-OUTPUTS = ("o_proj", "out_proj", "out_lin", "dense")
-HEADS = ("num_attention_heads", "num_heads", "n_heads")
-
-
-@dataclass(frozen=True)
-class Site:
-    """A self-attention module by name: its maps, the linear map whose output a primal layer gives instead, its block."""
-
-    name: str
-    query: str
-    key: str
-    output: str
-    block: str
-    heads: int
-    width: int
-
-    @property
-    def inside(self) -> bool:
-        """Whether the output map is part of the module, as in ViT, or beside it, as in BERT."""
-        return self.output.startswith(f"{self.name}.")
-
-
-def find_sites(model: nn.Module) -> list[Site]:
-    """Every self-attention of an encoder that a primal layer can replace, in the order of the model.
-
-    >>> from transformers import BertConfig, BertModel
-    >>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
-    >>> [site.name for site in find_sites(BertModel(config))]
-    ['encoder.layer.0.attention.self', 'encoder.layer.1.attention.self']
-    """
-    config = getattr(model, "config", None)
-    for flag in ("is_decoder", "is_encoder_decoder"):
-        if getattr(config, flag, False):
-            raise Unsupported(
-                f"{type(model).__name__} is a decoder or has one ({flag}); give an encoder, as BertModel or ViTModel"
-            )
-    modules = dict(model.named_modules())
-    found = [_site(name, module, modules) for name, module in modules.items()]
-    sites = [site for site in found if site is not None]
-    if not sites:
-        raise Unsupported(
-            f"{type(model).__name__} has no self-attention of a known structure: linear maps {PROJECTIONS[0]}, {PROJECTIONS[1]} or "
-            f"{PROJECTIONS[2]} of one width, and an output map; BERT, RoBERTa, DistilBERT, ViT, DeiT and their kin have it"
-        )
-    return sites
-
-
-def _site(name: str, module: nn.Module, modules: Mapping[str, nn.Module]) -> Site | None:
-    if isinstance(module, Slot):
-        return None
-    children = {child: part for child, part in module.named_children() if isinstance(part, nn.Linear)}
-    maps = next((names for names in PROJECTIONS if set(names) <= set(children)), None)
-    if maps is None:
-        return None
-    around = name.rpartition(".")[0]
-    outputs = [f"{name}.{own}" for own in OUTPUTS if own in children] + [f"{around}.output.dense"]
-    output = next((place for place in outputs if isinstance(modules.get(place), nn.Linear)), None)
-    width = children[maps[0]].in_features
-    square = all((children[own].in_features, children[own].out_features) == (width, width) for own in maps)
-    heads = next((getattr(module, own) for own in HEADS if isinstance(getattr(module, own, None), int)), None)
-    heads = heads or getattr(getattr(module, "config", None), HEADS[0], None)
-    # The layer is the innermost ancestor that stands in a list of layers.
-    parts = name.split(".")
-    block = next((".".join(parts[:at]) for at in range(len(parts) - 1, 0, -1) if parts[at - 1].isdigit()), None)
-    if output is None or not square or not heads or block is None or width % heads:
-        return None
-    return Site(name, f"{name}.{maps[0]}", f"{name}.{maps[1]}", output, block, heads, width)
 
 
 class Slot(nn.Module):
@@ -133,26 +66,7 @@ class Call:
             if kwargs.get(name) is not None:
                 raise Unsupported(f"a primal layer attends to its own sequence alone; leave {name} out")
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        return Call(inputs, None if mask is None else _keep(mask, inputs))
-
-
-def _keep(mask: Any, inputs: Tensor) -> Tensor:
-    """`[B, n]`, True for tokens, from a mask of transformers; one that is not the same for all queries is refused."""
-    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
-        raise Unsupported(
-            f"the padding cannot be read from a {type(mask).__name__}; set_attn_implementation('sdpa') gives a plain mask"
-        )
-    if mask.dim() == 4:
-        rows = mask.shape[-2] > 1 and mask.stride(-2) != 0 and not torch.compiler.is_compiling()
-        if rows and not torch.equal(mask, mask[..., :1, :].expand_as(mask)):
-            raise Unsupported(
-                "the attention mask differs between queries; a primal layer has no coefficient per pair to hide"
-            )
-        mask = mask[:, 0, 0, :]
-        if mask.is_floating_point():
-            # Added to scores: the lowest number hides a key.
-            mask = mask > torch.finfo(mask.dtype).min / 2
-    return mask.bool().expand(inputs.shape[:2])
+        return Call(inputs, None if mask is None else masks.tokens_of(mask, *inputs.shape[:2]))
 
 
 def put(model: nn.Module, site: Site, layer: nn.Module) -> None:
@@ -181,30 +95,25 @@ def recorded(model: nn.Module, site: Site, batches: Iterable[Mapping[str, Any]])
     seen: dict[str, Any] = {}
     attention = model.get_submodule(site.name)
 
+    output = attention if isinstance(attention, Slot) else model.get_submodule(site.output)
+
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen["call"] = Call.of(args, kwargs)
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen["output"] = first(output)
+    def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        seen["output"] = first(result)
 
-    def ended(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen["block"] = args, kwargs, first(output)
+    def ended(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        seen["block"] = args, kwargs, first(result)
 
-    handles = [
-        attention.register_forward_pre_hook(enter, with_kwargs=True),
-        (attention if isinstance(attention, Slot) else model.get_submodule(site.output)).register_forward_hook(leave),
-        model.get_submodule(site.block).register_forward_hook(ended, with_kwargs=True),
-    ]
-    try:
+    block = model.get_submodule(site.block)
+    with before_calls([attention], enter), after_calls([output], leave), after_calls([block], ended):
         for batch in batches:
             seen.clear()
             model(**batch)
             if len(seen) < 3:
                 raise Unsupported(f"{site.name} did not run on this input; give what the model reads")
             yield Recorded(seen["call"], seen["output"], *seen["block"])
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def first(output: Any) -> Tensor:
@@ -222,17 +131,15 @@ def hidden(output: Any) -> Tensor:
     return first(output)
 
 
-def read(given: Any, tokenizer: Any, batch_size: int, device: torch.device) -> list[dict[str, Tensor]]:
+def read(model: nn.Module, data: Any, tokenizer: Any, batch_size: int) -> list[dict[str, Tensor]]:
     """Batches that a model is called with: from texts, sorted by length so that padding is short, or as they were given."""
-    given = list(given)
-    if given and all(isinstance(one, str) for one in given):
-        if tokenizer is None:
-            raise InvalidArgument("texts need a tokenizer to be read: primalize(model, texts, tokenizer=...)")
-        given = sorted(given, key=len)
-        parts = [given[at : at + batch_size] for at in range(0, len(given), batch_size)]
-        batches = [dict(tokenizer(part, return_tensors="pt", padding=True, truncation=True)) for part in parts]
-    else:
-        batches = [dict(one) if isinstance(one, Mapping) else {} for one in given]
+    data = list(data)
+    if data and all(isinstance(one, str) for one in data):
+        data = sorted(data, key=len)
+        parts = (data[at : at + batch_size] for at in range(0, len(data), batch_size))
+        return [inputs_of(model, tokenizer, part, truncation=True) for part in parts]
+    device = next(model.parameters()).device
+    batches = [dict(one) if isinstance(one, Mapping) else {} for one in data]
     if not batches or not all(one and all(isinstance(value, Tensor) for value in one.values()) for one in batches):
         raise InvalidArgument(
             "calibration must be texts, or mappings from the model's arguments to tensors, at least one"

@@ -25,9 +25,10 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from heedful import masks
 from heedful._attend import attend
 from heedful._errors import InvalidArgument, MissingExtra, Unsupported
-from heedful.bridges._sites import Layers, select
+from heedful.bridges.structure import Layers, select
 from heedful.kernels import Kernel, Softmax
 from heedful.nn import KernelParameters
 from heedful.ops import IMPLEMENTATIONS
@@ -253,7 +254,7 @@ def _attention(
     # As for SDPA: without a mask a module says itself whether it is causal, and a single query is the last one.
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[-2] > 1
-    mask = _joined(attention_mask, position_bias)
+    mask = masks.join_transformers(attention_mask, position_bias)
     rate = dropout if module.training else 0.0
     output = attend(query, key, value, mask, rate, causal, enable_gqa=True, kernel=kernel, impl=impl)
     weights = None
@@ -277,18 +278,6 @@ def _complete_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     from transformers.masking_utils import sdpa_mask
 
     return cast("Tensor | None", sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False}))
-
-
-def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One mask for `attend`: booleans, or floats with the lowest one where a key is hidden."""
-    if mask is not None and mask.is_floating_point():
-        # A position bias that a model added to the lowest float moves it a little, and hidden must stay hidden.
-        lowest = torch.finfo(mask.dtype).min
-        hidden = mask <= lowest / 2
-        return (mask if bias is None else mask + bias).masked_fill(hidden, lowest)
-    if mask is None or bias is None:
-        return bias if mask is None else mask
-    return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
 
 
 def _refuse_foreign(module: nn.Module, mask: Tensor | None, given: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from torch.nn.attention.bias import CausalBias
 
 from heedful import _attend
 from heedful._errors import Unsupported
-from heedful.bridges._calls import Memory, Watched, close, of_interface, of_request, of_sdpa, rounding
+from heedful.bridges.calls import Memory, Watched, close, of_interface, of_request, of_sdpa, rounding
 from heedful.nn import Attention, PairAttention
 from heedful.ops import Request
 

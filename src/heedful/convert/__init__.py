@@ -1,4 +1,4 @@
-"""Turning pretrained models into others: softmax attention of an encoder into Primal-Attention.
+"""What changes a model's weights: softmax attention of an encoder into Primal-Attention, an embedding turned in place.
 
 >>> from heedful import convert
 >>> convert.primalize.__name__
@@ -8,15 +8,20 @@
 from heedful.convert.distilling import Distillation, pool
 from heedful.convert.primal import breaking_point, load, primalize, save
 from heedful.convert.result import BreakingPoint, LayerFit, Primalized
+from heedful.convert.rotation import Outliers, Rotation, hadamard, rotate_
 
 __all__ = [
     "BreakingPoint",
     "Distillation",
     "LayerFit",
+    "Outliers",
     "Primalized",
+    "Rotation",
     "breaking_point",
+    "hadamard",
     "load",
     "pool",
     "primalize",
+    "rotate_",
     "save",
 ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from heedful._errors import InvalidArgument
+from heedful._checks import check_choice, check_number, check_whole
+from heedful._progress import Progress
 
 __all__ = ["Distillation", "Lesson", "distill_", "pool"]
 
@@ -34,12 +35,9 @@ class Distillation:
     train: Train = "layer"
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
-            raise InvalidArgument(f"steps must be a whole number from 0 on; got {self.steps!r}")
-        if not isinstance(self.lr, int | float) or not self.lr > 0:
-            raise InvalidArgument(f"lr must be a positive number; got {self.lr!r}")
-        if self.train not in get_args(Train):
-            raise InvalidArgument(f"train must be 'layer' or 'attention'; got {self.train!r}")
+        check_whole(0, steps=self.steps)
+        check_number(0, lr=self.lr)
+        check_choice(Train, train=self.train)
 
 
 class Lesson(NamedTuple):
@@ -69,7 +67,8 @@ def distill_(
     how: Distillation,
     pooling: Pooling | None,
     seed: int,
-    progress: Callable[[int, int], None],
+    progress: Progress,
+    what: str,
 ) -> None:
     """Moves these parameters of a block so that it gives what was wanted: every token, and with `pooling` the embedding too."""
     if not how.steps:
@@ -89,7 +88,7 @@ def distill_(
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-            progress(step + 1, how.steps)
+            progress(step + 1, how.steps, what)
     for parameter, before in asked.items():
         parameter.grad = None
         parameter.requires_grad_(before)

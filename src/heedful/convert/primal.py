@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
+from heedful._progress import Progress, silent
+from heedful._runtime import eval_mode
 from heedful._savable import read_folder, remaking, write_folder
 from heedful.bridges import swap
-from heedful.bridges.swap import Recorded, Site
+from heedful.bridges.structure import Site, find_sites
+from heedful.bridges.swap import Recorded
 from heedful.convert import least_squares
 from heedful.convert.distilling import Distillation, Lesson, Pooling, distill_, pool
 from heedful.convert.least_squares import Moments
@@ -28,7 +31,6 @@ from heedful.nn import Primal, PrimalAttention
 
 __all__ = ["breaking_point", "load", "primalize", "save"]
 
-Progress = Callable[[str, int, int], None]
 Batch = Mapping[str, Tensor]
 
 # Without held-out data, one batch in so many of the calibration is held out.
@@ -78,7 +80,7 @@ def primalize(
             by it.
         heads: of the primal layers; those of the model by default.
         ridge: relative to the mean square of features; by default the one that does best on a fifth of the calibration.
-        progress: called with what is under way, how much of it is done, and how much there is.
+        progress: called with how much is done, how much there is, and what is under way.
 
     Distillation keeps the inputs and outputs of a layer for all calibration data in memory.
 
@@ -92,21 +94,18 @@ def primalize(
     """
     form = Primal(rank, rank_multi=1) if form is None else form
     how = distill if isinstance(distill, Distillation) else Distillation(distill)
-    say = progress or (lambda what, done, total: None)
-    if pooling not in get_args(Pooling):
-        raise InvalidArgument(f"pooling must be 'mean' or 'first'; got {pooling!r}")
+    say = progress or silent
+    check_choice(Pooling, pooling=pooling)
+    check_number(0, ridge=ridge, optional=True)
+    check_whole(batch_size=batch_size)
     if form.causal:
         raise InvalidArgument(f"an encoder sees the whole sequence; got {form!r}: leave causal out")
-    if ridge is not None and (not isinstance(ridge, int | float) or not ridge > 0):
-        raise InvalidArgument(f"ridge must be a positive number; got {ridge!r}")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidArgument(f"batch_size must be a whole number from 1 on; got {batch_size!r}")
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model must be an encoder of transformers; got {type(model).__name__}")
-    every = swap.find_sites(model)
+    every = find_sites(model)
     chosen = _chosen(layers, len(every))
     device = next(model.parameters()).device
-    learn = swap.read(calibration, tokenizer, batch_size, device)
+    learn = swap.read(model, calibration, tokenizer, batch_size)
     if held_out is None:
         held = learn[HELD_OUT // 2 :: HELD_OUT]
         learn = [batch for at, batch in enumerate(learn) if at % HELD_OUT != HELD_OUT // 2]
@@ -115,8 +114,8 @@ def primalize(
                 "too few batches to hold some out; give more calibration data, a smaller batch_size, or held_out"
             )
     else:
-        held = swap.read(held_out, tokenizer, batch_size, device)
-    with torch.no_grad(), _asleep(model), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        held = swap.read(model, held_out, tokenizer, batch_size)
+    with torch.no_grad(), eval_mode(model), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         work = _Work(model, every, form, how, pooling, heads, ridge, seed, say)
         fits = tuple(work.convert(at, learn, held) for at in chosen)
@@ -142,7 +141,7 @@ def breaking_point(
     """
     if not isinstance(threshold, int | float) or not -1 <= threshold <= 1:
         raise InvalidArgument(f"threshold must be a cosine, between -1 and 1; got {threshold!r}")
-    count = len(swap.find_sites(model))
+    count = len(find_sites(model))
     runs: list[Primalized] = []
     for converted in range(1, count + 1):
         runs.append(primalize(model, calibration, layers=range(count - converted, count), **options))
@@ -221,8 +220,8 @@ class _Work:
         self.changed = True
         block = self.student.get_submodule(site.block)
         moved = list((block if self.how.train == "layer" else layer).parameters())
-        say = partial(self.say, f"layer {at}: distillation")
-        distill_(block, moved, lessons, self.how, self.pooling if last else None, self.seed, say)
+        pooling = self.pooling if last else None
+        distill_(block, moved, lessons, self.how, pooling, self.seed, self.say, f"layer {at}: distillation")
         missed = _error((own.result, old.result, old.call.keep) for old, own, _ in self._runs(site, held))
         return LayerFit(at, site.name, layer.num_heads, layer.rank, layer.w_e.shape[1], fitted, alone, missed)
 
@@ -236,7 +235,7 @@ class _Work:
         found: dict[tuple[str, bool], Moments] = {}
         lessons = []
         for done, (old, own, other) in enumerate(self._runs(self.sites[at], learn)):
-            self.say(f"layer {at}: least squares", done, len(learn))
+            self.say(done, len(learn), f"layer {at}: least squares")
             checks = done % HELD_OUT == HELD_OUT // 2
             features = {
                 "primal": least_squares.features(layer, own.call.inputs, own.call.keep),
@@ -330,15 +329,3 @@ def _chosen(layers: Sequence[int], count: int) -> list[int]:
     if not chosen:
         raise InvalidArgument(f"layers must be places among {count} self-attentions, as [-1]; got {layers!r}")
     return chosen
-
-
-@contextmanager
-def _asleep(model: nn.Module) -> Iterator[None]:
-    """In eval mode, every module as it was afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

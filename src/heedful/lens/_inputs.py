@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
-from heedful.bridges.reading import encode
+from heedful.bridges.reading import inputs_of
 from heedful.lens._record import Tokens
 
 # Arguments that say which tokens are padding, by side; True where what they mark counts.
@@ -85,7 +85,7 @@ def _with_past(tokens: Tokens, valid: Tensor) -> Tokens:
 
 
 def _tokenized(model: nn.Module, texts: list[str], tokenizer: Any) -> dict[str, Any]:
-    named = encode(model, tokenizer, texts)
+    named = inputs_of(model, tokenizer, texts)
     device = named["input_ids"].device
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):

@@ -13,8 +13,8 @@ from heedful._attend import attend
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful._plot import axes, whole_ticks
 from heedful._text import quantity
-from heedful.bridges._calls import joined
 from heedful.kernels import Kernel
+from heedful.masks import join_transformers
 
 if TYPE_CHECKING:
     from heedful._plot import Axes
@@ -142,15 +142,19 @@ class LayerRecord:
         if kernel.of_pairs is not kernel or kernel.tensors():
             # Queries that move together, or parameters per head: only the whole is right.
             whole = attend.coefficients(
-                self._tensors["queries"], self._tensors["keys"], self._joined(), enable_gqa=True, kernel=kernel
+                self._tensors["queries"],
+                self._tensors["keys"],
+                self._join_transformers(),
+                enable_gqa=True,
+                kernel=kernel,
             )
             return whole[sequences][:, heads][:, :, queries]
         query = self._tensors["queries"][sequences][:, heads][:, :, queries]
         groups = self.heads // self.key_heads
         key = self._tensors["keys"][sequences][:, [head // groups for head in heads]]
-        return attend.coefficients(query, key, self._joined(sequences, heads, queries), kernel=kernel)
+        return attend.coefficients(query, key, self._join_transformers(sequences, heads, queries), kernel=kernel)
 
-    def _joined(
+    def _join_transformers(
         self, sequences: list[int] | None = None, heads: list[int] | None = None, queries: list[int] | None = None
     ) -> Tensor | None:
         """The mask for `attend`, of some rows: booleans, or floats with the lowest one where a key is hidden."""
@@ -169,7 +173,7 @@ class LayerRecord:
             at = torch.arange(self.queries_len) if queries is None else torch.tensor(queries)
             causal = torch.arange(self.keys_len) <= at[:, None]
             seen = causal[None, None] if seen is None else seen & causal
-        return joined(seen, bias)
+        return join_transformers(seen, bias)
 
     def _kept(self, name: str) -> Tensor:
         if name not in self._keep or name not in self._tensors:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
-from heedful.bridges._calls import Memory
+from heedful.bridges.calls import Memory
 from heedful.bridges.watch import Watched
 from heedful.lens._record import LayerRecord
 from heedful.lens._shelf import SHARED, Files, Place, Shelf

@@ -301,7 +301,7 @@ def _read(opened: _Opened, text: str, max_tokens: int | None) -> tuple[dict[str,
     model, tokenizer = opened.base, opened.tokenizer
     if model.main_input_name != "input_ids":
         raise Unsupported(f"{type(model).__name__} reads {model.main_input_name}; give a model that reads text")
-    encoded = reading.encode(model, tokenizer, text, return_special_tokens_mask=True)
+    encoded = reading.inputs_of(model, tokenizer, text, return_special_tokens_mask=True)
     count, limit = encoded["input_ids"].shape[1], reading.limit_of(model, tokenizer)
     most = count if max_tokens is None else min(count, max_tokens)
     if most > limit:
@@ -310,7 +310,7 @@ def _read(opened: _Opened, text: str, max_tokens: int | None) -> tuple[dict[str,
             f"with max_tokens={limit}"
         )
     if most < count:
-        encoded = reading.encode(model, tokenizer, text, most=most, return_special_tokens_mask=True)
+        encoded = reading.inputs_of(model, tokenizer, text, most=most, return_special_tokens_mask=True)
     # Asked for less than its special tokens take, a tokenizer may cut nothing at all.
     if encoded.pop("special_tokens_mask")[0].bool().all() or encoded["input_ids"].shape[1] > most:
         why = f"finds no tokens in {text!r:.60}; give other words"

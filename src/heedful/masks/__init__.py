@@ -13,7 +13,17 @@ torch.Size([2, 3, 7, 4])
 """
 
 from heedful.masks._blocks import blocks
-from heedful.masks._faces import from_multihead, from_sdpa, from_transformers, to_multihead, to_sdpa, to_transformers
+from heedful.masks._faces import (
+    from_multihead,
+    from_sdpa,
+    from_transformers,
+    join_transformers,
+    split_transformers,
+    to_multihead,
+    to_sdpa,
+    to_transformers,
+    tokens_of,
+)
 from heedful.masks._low_rank import low_rank
 from heedful.masks._packed import packed
 from heedful.masks._parts import Parts, parts, split_causal
@@ -44,6 +54,7 @@ __all__ = [
     "from_multihead",
     "from_sdpa",
     "from_transformers",
+    "join_transformers",
     "keys",
     "low_rank",
     "lower_right",
@@ -51,8 +62,10 @@ __all__ = [
     "padding",
     "parts",
     "split_causal",
+    "split_transformers",
     "to_multihead",
     "to_sdpa",
     "to_transformers",
+    "tokens_of",
     "window",
 ]

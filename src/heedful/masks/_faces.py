@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument
+from heedful._errors import InvalidArgument, Unsupported
 from heedful.masks.algebra import Mask, _Dense, _Keys, causal
 
 
@@ -100,3 +100,44 @@ def _written_out(mask: Mask, shape: Sequence[int], device: torch.device | str) -
             "this mask holds a bias of low rank (low_rank), which no boolean mask can say; add it there"
         )
     return mask.dense(shape, device)
+
+
+def split_transformers(attention_mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Who may attend to whom, True = attend, and what is added to the score; None for all, and for nothing."""
+    if attention_mask.dtype == torch.bool:
+        return attention_mask, None
+    hidden = attention_mask <= torch.finfo(attention_mask.dtype).min / 2
+    bias = attention_mask.masked_fill(hidden, 0.0)
+    return ~hidden if hidden.any() else None, bias if bias.any() else None
+
+
+def join_transformers(attention_mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """One mask for `attend` from a mask of Hugging Face's and a bias of positions: booleans, or floats with the lowest one where a key is hidden."""
+    if attention_mask is not None and attention_mask.is_floating_point():
+        # A position bias that a model added to the lowest float moves it a little, and hidden must stay hidden.
+        lowest = torch.finfo(attention_mask.dtype).min
+        hidden = attention_mask <= lowest / 2
+        return (attention_mask if bias is None else attention_mask + bias).masked_fill(hidden, lowest)
+    if attention_mask is None or bias is None:
+        return bias if attention_mask is None else attention_mask
+    return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
+
+
+def tokens_of(attention_mask: object, batch: int, tokens: int) -> Tensor:
+    """`[batch, tokens]`, True for tokens, from a mask of Hugging Face's; one that is not the same for all queries is refused."""
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() not in (2, 4):
+        raise Unsupported(
+            f"the padding cannot be read from a {type(attention_mask).__name__}; set_attn_implementation('sdpa') gives a plain mask"
+        )
+    mask = attention_mask
+    if mask.dim() == 4:
+        rows = mask.shape[-2] > 1 and mask.stride(-2) != 0 and not torch.compiler.is_compiling()
+        if rows and not torch.equal(mask, mask[..., :1, :].expand_as(mask)):
+            raise Unsupported(
+                "the attention mask differs between queries; a primal layer has no coefficient per pair to hide"
+            )
+        mask = mask[:, 0, 0, :]
+        if mask.is_floating_point():
+            # Added to scores: the lowest number hides a key.
+            mask = mask > torch.finfo(mask.dtype).min / 2
+    return mask.bool().expand(batch, tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,10 +74,11 @@ def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
     import torch
 
     from heedful._runtime import after_calls
+    from heedful.bridges.structure import layers_of
 
     if not isinstance(inputs, Mapping):
         raise InvalidArgument(f"inputs must be a mapping of keyword arguments; got {type(inputs).__name__}")
-    blocks = list(_blocks(model))
+    blocks = layers_of(model)
     if not blocks:
         raise Unsupported(f"{type(model).__name__} has no list of layers that hold attention; none can be left out")
     used = []
@@ -90,20 +91,6 @@ def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
             rise = None if loss is None or without is None else without - loss
             used.append(LayerUse(at, name, change, rise))
     return Usefulness(tuple(used), loss)
-
-
-def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Layers by name; lists inside of a layer are its own affair."""
-    from torch import nn
-
-    def holds_attention(block: nn.Module) -> bool:
-        return any("attention" in type(part).__name__.lower() for part in block.modules())
-
-    outer: tuple[str, ...] = ("\0",)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and not name.startswith(outer) and all(map(holds_attention, module)):
-            outer += (f"{name}.",)
-            yield from ((f"{name}.{at}", block) for at, block in enumerate(module))
 
 
 def _keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -18,7 +18,6 @@ from heedful.lens.symmetry.coefficients import Coefficients, coefficient_functio
 from heedful.lens.symmetry.equivariance import check_equivariance, check_permutation
 from heedful.lens.symmetry.formula import Candidate, Formula, identify
 from heedful.lens.symmetry.information import InformationReport, check_finite_information
-from heedful.lens.symmetry.rotation import Outliers, Rotation, hadamard, rotate_
 
 __all__ = [
     "Audit",
@@ -28,9 +27,7 @@ __all__ = [
     "Counterexample",
     "Formula",
     "InformationReport",
-    "Outliers",
     "Report",
-    "Rotation",
     "SymmetryBroken",
     "audit",
     "check_equivariance",
@@ -38,9 +35,7 @@ __all__ = [
     "check_permutation",
     "coefficient_function",
     "failure_bound",
-    "hadamard",
     "identify",
     "recover_coefficients",
-    "rotate_",
     "symmetrize",
 ]

@@ -13,12 +13,10 @@ import torch
 
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful._plot import axes
-from heedful.lens.symmetry._call import Function, Roles
 from heedful.lens.symmetry._inputs import Sampler, check_tokens
-from heedful.lens.symmetry._moves import GROUPS, Group
 from heedful.lens.symmetry._report import Report, SymmetryBroken
-from heedful.lens.symmetry._roles import known_roles
 from heedful.lens.symmetry._trial import Output
+from heedful.lens.symmetry.callee import Function, Roles
 from heedful.lens.symmetry.equivariance import (
     check_equivariance,
     check_numbers,
@@ -27,6 +25,8 @@ from heedful.lens.symmetry.equivariance import (
     check_tolerance,
 )
 from heedful.lens.symmetry.information import InformationReport, check_finite_information
+from heedful.lens.symmetry.moves import GROUPS, Group
+from heedful.lens.symmetry.roles import known_roles
 
 if TYPE_CHECKING:
     from heedful._plot import Axes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import HeedfulError
-from heedful.lens.symmetry._moves import Group, Move, Shuffle, reflection, simple, simple_orders
+from heedful.lens.symmetry.moves import Group, Move, Shuffle, reflection, simple, simple_orders
 
 if TYPE_CHECKING:
     from heedful.lens.symmetry._trial import Trial

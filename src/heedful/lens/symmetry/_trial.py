@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.lens.symmetry._call import Callee
 from heedful.lens.symmetry._inputs import EQUAL, GIVEN, LARGE, NORMAL, TINY, WHOLE
-from heedful.lens.symmetry._moves import Move, Shuffle, Turn
+from heedful.lens.symmetry.callee import Callee
+from heedful.lens.symmetry.moves import Move, Shuffle, Turn
 
 Output = Literal["rows", "matrix", "scalar"] | Callable[[Tensor, Tensor], Any]
 OUTPUTS = ("rows", "matrix", "scalar")

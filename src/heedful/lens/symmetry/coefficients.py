@@ -13,9 +13,10 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes, whole_ticks
-from heedful.lens.symmetry._call import Callee, Function, undisturbed
-from heedful.lens.symmetry._moves import Group, check_group, draw, reflection
+from heedful._runtime import undisturbed
 from heedful.lens.symmetry._report import Counterexample, SymmetryBroken, number
+from heedful.lens.symmetry.callee import Callee, Function
+from heedful.lens.symmetry.moves import Group, check_group, draw, reflection
 
 if TYPE_CHECKING:
     from heedful._plot import Axes

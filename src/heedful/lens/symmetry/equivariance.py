@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from heedful._errors import HeedfulError, InvalidArgument
+from heedful._runtime import undisturbed
 from heedful.lens.symmetry._bound import failure_bound
-from heedful.lens.symmetry._call import Callee, Function, Roles, undisturbed
 from heedful.lens.symmetry._inputs import GIVEN, NORMAL, Input, Sampler, drawn, inputs
-from heedful.lens.symmetry._moves import Group, Move, Shuffle, check_group, draw
 from heedful.lens.symmetry._report import Component, Counterexample, Report
-from heedful.lens.symmetry._roles import known_roles
 from heedful.lens.symmetry._shrink import shrink
 from heedful.lens.symmetry._trial import CAP, FINE, FLOOR, OUTPUTS, VANISHES, WEAK, Output, Test, Trial, settled
+from heedful.lens.symmetry.callee import Callee, Function, Roles
+from heedful.lens.symmetry.moves import Group, Move, Shuffle, check_group, draw
+from heedful.lens.symmetry.roles import known_roles
 
 __all__ = ["check_equivariance", "check_permutation"]
 

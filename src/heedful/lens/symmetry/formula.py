@@ -11,7 +11,8 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
-from heedful.lens.symmetry._call import Callee, Function, undisturbed
+from heedful._runtime import undisturbed
+from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.coefficients import recover
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from heedful._errors import HeedfulError, InvalidArgument
-from heedful.lens.symmetry._call import Callee, Function, undisturbed
+from heedful._runtime import undisturbed
 from heedful.lens.symmetry._report import SymmetryBroken
+from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.equivariance import check_numbers
 
 __all__ = ["InformationReport", "check_finite_information"]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from heedful._errors import HeedfulError, Unsupported
-from heedful._runtime import before_calls, undisturbed
-from heedful.bridges.rotation import OUTWARD, attention_roles
+from heedful._runtime import undisturbed
+from heedful.bridges.structure import OUTWARD, Call, attention_roles, calls_of, positions_of
 from heedful.lens.sections import Subject
 from heedful.lens.symmetry._report import Report
 from heedful.lens.symmetry.equivariance import CAUSAL, check_equivariance, check_permutation
@@ -25,16 +24,6 @@ TOKENS, SHUFFLES, TURNS = 24, 4, 2
 
 # Turning the weights of a layer costs d^3: so much is spent on all layers, and above the widest nothing.
 WORK, WIDEST = 6 * 384**3, 1024
-
-
-@dataclass(frozen=True)
-class Call:
-    """One attention module with the input and the arguments that the model gave it."""
-
-    name: str
-    module: nn.Module
-    x: Tensor
-    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ def section(subject: Subject) -> Section:
     if not rows:
         why = next(iter(refused.values()), "it was not called with a sequence of vectors")
         raise Unsupported(f"no attention layer of {type(subject.model).__name__} runs by itself: {why}")
-    norms, places = _norms(subject.model, rows[0].position.d), _places(subject.model)
+    norms, places = _norms(subject.model, rows[0].position.d), positions_of(subject.model)
     head = ["attention layer", "position", "embedding, parameters moved", "embedding, parameters held"]
     sentences = _sentences(rows, norms, places)
     sentences += [f"{name} could not be run by itself: {why}" for name, why in refused.items()]
@@ -130,43 +119,11 @@ def _row(call: Call, *, turn: bool) -> Row:
 def _calls(subject: Subject) -> list[Call]:
     """The arguments of every observed attention module, caught while the model reads the first tokens."""
     model: Any = subject.model
-    names = [record.name for record in subject.observation]
-    modules = dict(model.named_modules())
-    calls: dict[str, Call] = {}
     inputs = subject.beginning(TOKENS)
     if not inputs:
         raise Unsupported(f"{type(model).__name__} reads no text; try heedful.lens.symmetry.audit on its layers")
-    names_of = {modules[name]: name for name in names if name in modules}
-
-    def keep(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        call = _call(names_of[module], module, args, named)
-        if call is not None:
-            calls[call.name] = call
-
-    with undisturbed(model), before_calls(names_of, keep):
-        try:
-            model(**inputs)
-        except Exception as error:
-            # An encoder-decoder, say, wants more than a text; what ran before is caught all the same.
-            if not calls:
-                raise Unsupported(f"{type(model).__name__} does not run on a text alone: {error}") from error
-    return [calls[name] for name in dict.fromkeys(names) if name in calls]
-
-
-def _call(name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
-    """What an attention module was called with; None for cross-attention, and for more than one sequence."""
-    known = signature(module.forward).bind(*args, **named).arguments
-    for parameter in signature(module.forward).parameters.values():
-        if parameter.kind is Parameter.VAR_KEYWORD:
-            known |= known.pop(parameter.name, {})
-    x = known.pop(next(iter(known)), None)
-    if any(known.pop(other, x) is not x for other in ("key", "value")):
-        return None
-    # A cache would remember one trial in the next.
-    known = {key: value for key, value in known.items() if "past_key" not in key and "cache" not in key}
-    if not isinstance(x, Tensor) or x.dim() != 3 or len(x) != 1 or x.shape[1] < 2:
-        return None
-    return Call(name, module, x[0].detach().double().cpu(), known)
+    with undisturbed(model):
+        return calls_of(model, inputs, [record.name for record in subject.observation])
 
 
 def _norms(model: nn.Module, d: int) -> list[tuple[str, int, Report]]:
@@ -186,17 +143,6 @@ def _norms(model: nn.Module, d: int) -> list[tuple[str, int, Report]]:
         report = check_equivariance(worst, d=d, n=3, trials=TURNS, dtype=torch.float32, shrinking=False)
         found.append((kind, len(same), report))
     return found
-
-
-def _places(model: nn.Module) -> list[str]:
-    """The modules by which a model knows positions."""
-    names = []
-    for name, module in model.named_modules():
-        last = name.split(".")[-1]
-        table = isinstance(module, nn.Embedding) and ("position" in last or last in ("wpe", "relative_attention_bias"))
-        if table or "rotary" in last:
-            names.append(name)
-    return names
 
 
 def _sentences(rows: list[Row], norms: list[tuple[str, int, Report]], places: list[str]) -> list[str]:

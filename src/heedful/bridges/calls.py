@@ -62,22 +62,6 @@ class Memory:
             del self._kept[at]
 
 
-def split(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Who may attend to whom, and what is added to the score."""
-    if mask.dtype == torch.bool:
-        return mask, None
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    bias = mask.masked_fill(hidden, 0.0)
-    return ~hidden if hidden.any() else None, bias if bias.any() else None
-
-
-def joined(seen: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One mask for `attend`: booleans, or floats with the lowest one where a key is hidden."""
-    if seen is None or bias is None:
-        return bias if seen is None else seen
-    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
-
-
 def agrees(call: Watched) -> bool:
     """Whether a call told in our form gives what the model computed, on a few rows of queries that see anything."""
     value, kernel = call.value, call.kernel
@@ -97,7 +81,9 @@ def agrees(call: Watched) -> bool:
         if call.causal:
             at = torch.arange(value.shape[2], device=value.device) <= rows[:, None]
             seen = at if seen is None else seen & at
-        got = attend(call.query[:, :, rows], call.key, value, joined(seen, bias), enable_gqa=True, kernel=kernel)
+        got = attend(
+            call.query[:, :, rows], call.key, value, masks.join_transformers(seen, bias), enable_gqa=True, kernel=kernel
+        )
         sees = torch.ones((), dtype=torch.bool, device=value.device) if seen is None else seen.any(-1, keepdim=True)
     return close(got, call.output[:, :, rows], sees, rounding(call))
 
@@ -142,7 +128,7 @@ def of_sdpa(
     """A call of `scaled_dot_product_attention`; three axes are a batch of one head each."""
     if isinstance(attn_mask, CausalBias):
         attn_mask = attn_mask._materialize(query.device)
-    seen, bias = (None, None) if attn_mask is None else memory.get(attn_mask, split)
+    seen, bias = (None, None) if attn_mask is None else memory.get(attn_mask, masks.split_transformers)
     if query.dim() == 3:
         query, key, value, output = (x[:, None] for x in (query, key, value, output))
         seen, bias = (x[:, None] if x is not None and x.dim() == 3 else x for x in (seen, bias))
@@ -196,7 +182,7 @@ def of_interface(
     if causal and implementation == "sdpa" and key.shape[-2] > query.shape[-2]:
         key, value = (x[..., : query.shape[-2], :] for x in (key, value))
     shown = grid(mask, query, key, implementation, module)
-    seen, added = (None, None) if shown is None else memory.get(shown, split)
+    seen, added = (None, None) if shown is None else memory.get(shown, masks.split_transformers)
     if bias is not None and causal:
         bias = bias[..., : key.shape[-2]]
     bias = bias if added is None else added if bias is None else bias + added

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from inspect import signature
 from numbers import Real
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import HeedfulError, InvalidArgument
-from heedful.lens.symmetry._moves import ROLES, Move, Role, Turn
+from heedful.lens.symmetry.moves import ROLES, Move, Role, Turn
 
 Function = Callable[..., Any]
 Roles = Mapping[str, str]
@@ -157,27 +155,3 @@ class Callee:
         if out.is_complex():
             raise InvalidArgument(f"{self.name} returns complex numbers; return real ones, as in torch.view_as_real")
         return out.detach().to("cpu", torch.float64)
-
-
-@contextmanager
-def undisturbed(f: Any) -> Iterator[None]:
-    """Eval mode, no gradients, random states kept apart; all of it as before afterwards, also after an exception."""
-    modules = list(f.modules()) if isinstance(f, nn.Module) else []
-    modes = [module.training for module in modules]
-    devices = sorted({p.device.index or 0 for p in f.parameters() if p.is_cuda}) if modules else []
-    states = random.getstate(), np.random.get_state()
-    # torch's fused encoder layer knows LayerNorm alone.
-    fused = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        # What overflows is reported by the check itself.
-        with torch.random.fork_rng(devices=devices), torch.no_grad(), np.errstate(all="ignore"):
-            if modules:
-                f.eval()
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._plot import axes
-from heedful.bridges.rotation import RotationPlan
-from heedful.lens.symmetry._call import Callee, Roles
-from heedful.lens.symmetry._moves import haar
-from heedful.lens.symmetry._probe import Probe, Turning, apart, measure, restored
-from heedful.lens.symmetry._roles import rotation_plan
+from heedful.bridges.rotation import RotationPlan, llama_plan
+from heedful.convert._probe import Probe, Turning, apart, measure, restored
+from heedful.lens.symmetry.callee import Callee, Roles
+from heedful.lens.symmetry.moves import haar
+from heedful.lens.symmetry.roles import known_roles
+from heedful.nn import Attention, Block, KnowledgeAttention
 
 if TYPE_CHECKING:
     from heedful._plot import Axes
@@ -120,7 +121,7 @@ def rotate_(
         raise InvalidArgument(f"model must be a torch module; got {kind}")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise Unsupported(f"{kind} has no weights yet (device meta); load them first")
-    plan = rotation_plan(model) if roles == "auto" else _given_plan(model, roles)
+    plan = _plan(model) if roles == "auto" else _given_plan(model, roles)
     how, turn = _turning(rotation, plan.size, seed)
     weights = dict(model.named_parameters(remove_duplicate=False))
     _check(kind, plan, weights)
@@ -233,6 +234,47 @@ def _turning(rotation: Tensor | np.ndarray[Any, Any] | str, size: int, seed: int
                 f"rotation is not orthogonal: Q Q^T is off the identity by {off:.2g}; use torch.linalg.qr"
             )
     return name, lambda x: x @ q.to(x.device).mT
+
+
+def _plan(module: Any) -> RotationPlan:
+    """How `rotate_` turns a known layer or a Llama-type model."""
+    if isinstance(module, nn.TransformerEncoderLayer | Block):
+        return _layer_plan(module)
+    if isinstance(module, nn.MultiheadAttention | KnowledgeAttention):
+        size = int(module.embed_dim)
+        widths = getattr(module, "kdim", size), getattr(module, "vdim", size)
+        if widths != (size, size):
+            raise Unsupported(
+                f"keys and values of size {widths} do not live in the embedding of size {size}; give roles"
+            )
+        needed = {"out_proj.weight": "cols"} if isinstance(module, nn.MultiheadAttention) else {}
+        return RotationPlan(size, known_roles(module) | needed)
+    return llama_plan(module)
+
+
+def _layer_plan(layer: Any) -> RotationPlan:
+    kind = type(layer).__name__
+    if not isinstance(layer.self_attn, nn.MultiheadAttention | Attention):
+        raise Unsupported(
+            f"{kind} cannot be rotated: its attention is {layer.kernel!r}, and the rotation of a layer is known for kernels alone"
+        )
+    size = int(layer.self_attn.embed_dim)
+    norms = {name: getattr(layer, name) for name in ("norm1", "norm2")}
+    for name, norm in norms.items():
+        if not isinstance(norm, nn.RMSNorm):
+            raise Unsupported(
+                f"{kind} cannot be rotated: {name} is {type(norm).__name__}, whose mean and gain single out directions; "
+                "give it two norms, layer.norm1, layer.norm2 = nn.RMSNorm(d), nn.RMSNorm(d). In eval mode torch's fused layer "
+                "knows LayerNorm alone and raises: torch.backends.mha.set_fastpath_enabled(False)"
+            )
+    reading = {"norm1": ("self_attn.in_proj_weight",), "norm2": ("linear1.weight",)}
+    learned = [name for name, norm in norms.items() if norm.weight is not None]
+    needed = {"linear1.weight": "rows", "linear2.weight": "cols", "self_attn.out_proj.weight": "cols"}
+    roles = known_roles(layer) | needed
+    if layer.norm_first and layer.self_attn.in_proj_weight is not None:
+        return RotationPlan(size, roles, {f"{name}.weight": reading[name] for name in learned})
+    why = "its output is also added to: set norm_first=True"
+    return RotationPlan(size, roles, stuck={f"{name}.weight": why for name in learned})
 
 
 def _given_plan(model: nn.Module, roles: Roles) -> RotationPlan:

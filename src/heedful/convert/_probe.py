@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import Unsupported
+from heedful._runtime import after_calls, before_calls, undisturbed
 from heedful.bridges.rotation import RotationPlan
-from heedful.lens.symmetry._call import Callee, undisturbed
+from heedful.lens.symmetry.callee import Callee
 
 Turning = Callable[[Tensor], Tensor]
 
@@ -97,12 +98,13 @@ class Probe:
             with undisturbed(self.model):
                 return Callee(self.model)(x, x[:3] if known else None)
         table = self.model.get_submodule(self.plan.embedding)
-        handle = table.register_forward_hook(lambda m, i, out: out if noise is None else out * noise.to(out))
-        try:
+
+        def disturb(module: nn.Module, args: Any, named: Any, out: Tensor) -> Tensor:
+            return out if noise is None else out * noise.to(out)
+
+        with after_calls([table], disturb):
             ids = self.ids.to(table.weight.device) % len(table.weight)  # type: ignore[arg-type]
             out, _ = measure(self.model, ids, ())
-        finally:
-            handle.remove()
         assert out is not None
         return out
 
@@ -115,25 +117,14 @@ def measure(model: nn.Module, probe: Any, layers: tuple[str, ...]) -> tuple[Tens
     """The output on the probe, and max / rms of what enters each layer."""
     if probe is None:
         return None, {}
-    found: dict[str, float] = {}
-    with undisturbed(model), _watched(model, layers, found):
+    names = {model.get_submodule(name): name for name in layers}
+    peaks: dict[str, float] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        h = (args[0] if args else named["hidden_states"]).double()
+        peaks[names[module]] = float((h.abs().amax(-1) / h.square().mean(-1).sqrt().clamp_min(1e-30)).mean())
+
+    with undisturbed(model), before_calls(names, keep):
         out = model(**probe) if isinstance(probe, Mapping) else model(probe)
     out = next(iter(out.values())) if isinstance(out, Mapping) else out[0] if isinstance(out, tuple) else out
-    return out.double(), found
-
-
-@contextmanager
-def _watched(model: nn.Module, layers: tuple[str, ...], found: dict[str, float]) -> Iterator[None]:
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def measure(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            h = (inputs[0] if inputs else named["hidden_states"]).double()
-            found[name] = float((h.abs().amax(-1) / h.square().mean(-1).sqrt().clamp_min(1e-30)).mean())
-
-        return measure
-
-    handles = [model.get_submodule(name).register_forward_pre_hook(hook(name), with_kwargs=True) for name in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return out.double(), peaks

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from heedful._errors import Unsupported
-from heedful.bridges.rotation import RotationPlan, attention_roles, llama_plan
+from heedful.bridges.structure import attention_roles
 from heedful.nn import Attention, Block, GaussianProcessAttention, KnowledgeAttention, PairAttention, PrimalAttention
 
 # Parameters by the last part of their name; what is not named lives inside heads or hidden units and stays.
@@ -56,44 +56,3 @@ def known_roles(module: Any) -> dict[str, str]:
         what = f"the parameter {unknown[0]}" if unknown else "no parameters"
         raise Unsupported(f"roles='auto' does not know {type(module).__name__} with {what}; give roles={{name: role}}")
     return roles
-
-
-def rotation_plan(module: Any) -> RotationPlan:
-    """How `rotate_` turns a known layer or a Llama-type model."""
-    if isinstance(module, nn.TransformerEncoderLayer | Block):
-        return _layer_plan(module)
-    if isinstance(module, nn.MultiheadAttention | KnowledgeAttention):
-        size = int(module.embed_dim)
-        widths = getattr(module, "kdim", size), getattr(module, "vdim", size)
-        if widths != (size, size):
-            raise Unsupported(
-                f"keys and values of size {widths} do not live in the embedding of size {size}; give roles"
-            )
-        needed = {"out_proj.weight": "cols"} if isinstance(module, nn.MultiheadAttention) else {}
-        return RotationPlan(size, known_roles(module) | needed)
-    return llama_plan(module)
-
-
-def _layer_plan(layer: Any) -> RotationPlan:
-    kind = type(layer).__name__
-    if not isinstance(layer.self_attn, nn.MultiheadAttention | Attention):
-        raise Unsupported(
-            f"{kind} cannot be rotated: its attention is {layer.kernel!r}, and the rotation of a layer is known for kernels alone"
-        )
-    size = int(layer.self_attn.embed_dim)
-    norms = {name: getattr(layer, name) for name in ("norm1", "norm2")}
-    for name, norm in norms.items():
-        if not isinstance(norm, nn.RMSNorm):
-            raise Unsupported(
-                f"{kind} cannot be rotated: {name} is {type(norm).__name__}, whose mean and gain single out directions; "
-                "give it two norms, layer.norm1, layer.norm2 = nn.RMSNorm(d), nn.RMSNorm(d). In eval mode torch's fused layer "
-                "knows LayerNorm alone and raises: torch.backends.mha.set_fastpath_enabled(False)"
-            )
-    reading = {"norm1": ("self_attn.in_proj_weight",), "norm2": ("linear1.weight",)}
-    learned = [name for name, norm in norms.items() if norm.weight is not None]
-    needed = {"linear1.weight": "rows", "linear2.weight": "cols", "self_attn.out_proj.weight": "cols"}
-    roles = known_roles(layer) | needed
-    if layer.norm_first and layer.self_attn.in_proj_weight is not None:
-        return RotationPlan(size, roles, {f"{name}.weight": reading[name] for name in learned})
-    why = "its output is also added to: set norm_first=True"
-    return RotationPlan(size, roles, stuck={f"{name}.weight": why for name in learned})
