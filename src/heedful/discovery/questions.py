@@ -38,7 +38,7 @@ class _Wanted(Exception):
 
 
 class Separation(NamedTuple):
-    """The set that separates a pair best, the members of all sets that do, and what made it the best."""
+    """The set that separates a pair best, the members of all sets that do, and why it is the best."""
 
     given: tuple[int, ...]
     members: frozenset[int]
@@ -73,10 +73,6 @@ class Questions:
     def left(self) -> int:
         """How many more tests may be executed."""
         return 1 << 62 if self.limit is None else self.limit - self.record.count
-
-    def untestable_from(self) -> int | None:
-        """The smallest size of a set that this number of samples cannot test."""
-        return None if self.test.samples is None else max(self.test.samples - 3, 0)
 
     def would_ask(self, one: Callable[[int], None], size: int) -> bool:
         """Whether a pass has anything to test; nothing is."""

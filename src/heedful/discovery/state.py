@@ -98,8 +98,7 @@ class State:
             left = int(self.skeleton.sum()) // 2
             if not left:
                 return
-            too_large = self.ask.untestable_from()
-            if too_large is not None and size >= too_large:
+            if self.ask.test.samples is not None and size >= self.ask.test.samples - 3:
                 if self.ask.would_ask(one, size):
                     self.ask.untestable_pairs += left
                     what = f"{self.ask.test.samples} samples cannot test sets of {size} or more variables"

@@ -18,7 +18,6 @@ __all__ = ["after", "by_reason", "change", "effect_of", "ending_note", "headline
 
 # Words that a headline names, sets that are listed, words whose scores are printed, words of a reason to leave them out.
 NAMED, SETS, WORDS, REASONS = 6, 10, 8, 12
-VERBS = {"mask": "Masking"}
 ENDING = "Sets with the last word, without which the text asks for another next word"
 
 
@@ -26,8 +25,7 @@ def headline(
     why: Explanation, word: Callable[[str], str] = str, answer: Callable[[str], str] = lambda text: repr(text)
 ) -> str:
     """The strongest thing that holds, with every equal beside it; `word` and `answer` mark these up."""
-    masking = _verb(why)
-    things = _things(why)
+    masking, things = _verb(why), _things(why)
     score = why.effect.cosine_after if why.task == "embedding" else why.effect.probability_after
     was, then = change(why.before, score)
     if why.task == "embedding":
@@ -36,7 +34,9 @@ def headline(
         bound = f" (cosine with the embedding of the whole text below {why.settings['threshold']:g})"
         most = "changes it most"
     else:
-        opening = f"{_opening(why, answer, was)} "
+        own = answer(why.answer)
+        opening = f"The model answers {own}" if why.rank == 1 else f"{own} is the model's answer number {why.rank}"
+        opening += f" (probability {was}). "
         changes = "changes the answer" if why.rank == 1 else "makes it lose that rank"
         bound, most = "", "has the largest effect"
 
@@ -78,21 +78,14 @@ def ending_note(why: Explanation, word: Callable[[str], str] = str) -> str:
     if not why.ending:
         return ""
     if why.only_ending:
+        gone = "This is the last word, without which" if why.size == 1 else "With the last word gone"
+        most = quantity(why.settings["max_size"], "other word")
         return (
-            "This is the last word, without which the text asks for another next word; "
-            if why.size == 1
-            else "With the last word gone the text asks for another next word; "
-        ) + f"no set of at most {quantity(why.settings['max_size'], 'other word')} that was tried changes the answer."
+            f"{gone} the text asks for another next word; no set of at most {most} that was tried changes the answer."
+        )
     first = listed([word(name) for name in why.ending[0].words], "and")
     what = f"the last word, {first}," if len(why.ending[0].words) == 1 else f"{first}, the last word among them,"
     return f"{_verb(why)} {what} changes it too, but then the text asks for another next word."
-
-
-def _opening(why: Explanation, answer: Callable[[str], str], was: str) -> str:
-    odds = f" (probability {was})"
-    if why.rank == 1:
-        return f"The model answers {answer(why.answer)}{odds}."
-    return f"{answer(why.answer)} is the model's answer number {why.rank}{odds}."
 
 
 def _effect(why: Explanation, one: Removal | None, answer: Callable[[str], str], then: str) -> str:
@@ -106,7 +99,7 @@ def _effect(why: Explanation, one: Removal | None, answer: Callable[[str], str],
 
 
 def _verb(why: Explanation) -> str:
-    return VERBS.get(str(why.settings.get("replace")), "Removing")
+    return "Masking" if why.settings.get("replace") == "mask" else "Removing"
 
 
 def _things(why: Explanation) -> str:
