@@ -18,6 +18,7 @@ ROOMS = {
     "heedful.series": "Time series",
     "heedful.decomposition": "Kernel SVD",
     "heedful.convert": "Pretrained models made linear",
+    "heedful.discovery": "Causal discovery",
     "heedful.lens": "Lenses on models",
     "heedful.lens.causes": "Causal graphs and explanations",
     "heedful.lens.symmetry": "The symmetry laboratory",
