@@ -93,7 +93,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _tensors(self, samples: Samples) -> tuple[Tensor, ...]:
         """The network's inputs."""
-        return tuple(torch.from_numpy(part).float() for part in samples.inputs)
+        return tuple(torch.from_numpy(part.astype(np.float32)) for part in samples.inputs)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None) -> Self:
         """Learns from X and y; goes on where a killed call with the same `checkpoint_dir` stopped.
