@@ -193,8 +193,8 @@ def explain(
     Special tokens and punctuation are no candidates; `left_out` names every word that was never removed, and why.
 
     >>> from heedful import explain
-    >>> why = explain(text="The blue whale is the largest animal on the planet.")
-    >>> why.task, why.found, why.effect.after < 0
+    >>> result = explain(text="The blue whale is the largest animal on the planet.")
+    >>> result.task, result.found, result.effect.after < 0
     ('embedding', True, True)
     """
     return CausalExplainer(model, tokenizer, **settings).explain(text, target, progress=progress)
