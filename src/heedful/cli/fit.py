@@ -139,7 +139,7 @@ def predict(
 
 
 def score(folder: Folder, file: File, task: TaskName = None, device: Device = "auto", as_json: AsJson = False) -> None:
-    """Tells how well a model does on the labelled cases of a file."""
+    """Computes the metric of a model, such as accuracy, on the labelled cases of a file."""
     _wait_asleep()
     model, kind = _opened(folder, file, task, device)
     data = _labelled(kind, file, "test")
