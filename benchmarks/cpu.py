@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from experiments.recipe import Table
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from benchmarks.timing import Contest, Outcome, measure, write
@@ -105,13 +106,12 @@ def rows(outcomes: list[Outcome]) -> list[Row]:
 
 def section(outcomes: list[Outcome]) -> list[str]:
     """The lines of docs/performance.md about the CPU."""
+    body = [(row.setting, row.compared, f"{row.ratio:.2f}", row.bar, row.verdict) for row in rows(outcomes)]
     return [
         f"Ratios of median times, batch 1, {HEADS} heads of size {DIM}, float32, interleaved repeats in one run. Every contestant met",
         "a float64 reference first.",
         "",
-        "| setting | ratio of times | measured | bar | |",
-        "|---|---|---|---|---|",
-        *(f"| {r.setting} | {r.compared} | {r.ratio:.2f} | {r.bar} | {r.verdict} |" for r in rows(outcomes)),
+        str(Table(["setting", "ratio of times", "measured", "bar", ""], body)),
         "",
         "`sdpa` is `torch.nn.functional.scaled_dot_product_attention`. The kernels of `reference` and `stream` have no fused",
         "peer on CPU; they are compared with each other. With backward, `stream` multiplies seven matrices where `reference`",

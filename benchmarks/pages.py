@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from experiments.recipe import Table
 
 from benchmarks import bars, cpu
 from benchmarks.accuracy import BOUNDS
@@ -112,7 +113,8 @@ def _throughput(result: dict[str, Any]) -> list[str]:
         "",
         "TFLOP/s, forward / backward, by batch x heads x length x head size.",
         "",
-        *_table(["", *heads], body),
+        str(Table(["", *heads], body)),
+        "",
     ]
 
 
@@ -128,7 +130,8 @@ def _sweep(result: dict[str, Any]) -> list[str]:
         "",
         f"![TFLOP/s against sequence length]({PICTURE})",
         "",
-        *_table(["", *_names(contests)], body),
+        str(Table(["", *_names(contests)], body)),
+        "",
     ]
 
 
@@ -147,7 +150,8 @@ def _linear(result: dict[str, Any]) -> list[str]:
         "",
         "Milliseconds. A feature map is another kernel than softmax: the ratio is what that choice saves.",
         "",
-        *_table(["", "", *directions], body),
+        str(Table(["", "", *directions], body)),
+        "",
     ]
 
 
@@ -161,7 +165,8 @@ def _memory(result: dict[str, Any]) -> list[str]:
         "",
         "Peak beyond inputs, output and gradients, in MB: forward / forward and backward, and the latter relative to them.",
         "",
-        *_table(["", *(_shape(c) for c in contests)], body),
+        str(Table(["", *(_shape(c) for c in contests)], body)),
+        "",
     ]
 
 
@@ -183,7 +188,8 @@ def _errors(result: dict[str, Any]) -> list[str]:
         "The largest relative error against float64 over random and adversarial inputs, and where it was met. A case is skipped where",
         "the implementation does not serve it, or where the dtype cannot hold the true result.",
         "",
-        *_table(["", "dtype", "allowed", "output", "gradients", "skipped"], body),
+        str(Table(["", "dtype", "allowed", "output", "gradients", "skipped"], body)),
+        "",
     ]
 
 
@@ -193,7 +199,7 @@ def _bars(result: dict[str, Any]) -> list[str]:
         bound = f"{'>=' if bar.at_least else '<='} {bar.bound:g}"
         measured = bar.note if bar.value is None else f"{bar.value:.3g}" + (f" ({bar.note})" if bar.note else "")
         body.append([bar.setting, bar.what, measured, bound, bar.verdict])
-    return ["### Bars", "", *_table(["setting", "", "measured", "bar", ""], body)]
+    return ["### Bars", "", str(Table(["setting", "", "measured", "bar", ""], body)), ""]
 
 
 def _left_out(result: dict[str, Any]) -> list[str]:
@@ -210,7 +216,12 @@ def _left_out(result: dict[str, Any]) -> list[str]:
             reasons.setdefault(part["skipped"], []).append(part["name"])
     if not reasons:
         return []
-    return ["### Left out", "", *(f"- {_cell(why)} ({', '.join(where)})" for why, where in reasons.items()), ""]
+    return [
+        "### Left out",
+        "",
+        *(f"- {' '.join(why.split())} ({', '.join(where)})" for why, where in reasons.items()),
+        "",
+    ]
 
 
 def sweep_of(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -272,15 +283,6 @@ def _extra(row: dict[str, Any]) -> str:
 
 def _worst(found: tuple[float, str] | None) -> str:
     return "" if found is None else f"{found[0]:.1e} ({found[1]})"
-
-
-def _table(head: list[str], body: Iterable[list[str]]) -> list[str]:
-    rows = [head, ["---"] * len(head), *body]
-    return [*("| " + " | ".join(map(_cell, row)) + " |" for row in rows), ""]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def draw(result: dict[str, Any], file: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ ROOMS = {
     "heedful.series": "Time series",
     "heedful.decomposition": "Kernel SVD",
     "heedful.convert": "Pretrained models made linear",
+    "heedful.discovery": "Causal discovery",
     "heedful.lens": "Lenses on models",
     "heedful.lens.causes": "Causal graphs and explanations",
     "heedful.lens.symmetry": "The symmetry laboratory",
@@ -29,14 +29,15 @@ ROOMS = {
 
 def reference() -> str:
     """The page, from `__all__` and the docstrings."""
+    from heedful.cli.reproduce import recipes
+
     parts = [
         "# Reference\n\nWritten by `make docs`. Each name's docstring holds its equation, shapes and an example.\n"
     ]
     for name, title in ROOMS.items():
         module = importlib.import_module(name)
-        parts.append(f"## {title}\n\n`{name}`\n\n| name | |\n|---|---|")
-        parts += [f"| `{public}` | {summary(getattr(module, public))} |" for public in module.__all__]
-        parts.append("")
+        rows = [(f"`{public}`", summary(getattr(module, public))) for public in module.__all__]
+        parts.append(f"## {title}\n\n`{name}`\n\n{recipes().Table(['name', ''], rows)}\n")
     return "\n".join(parts)
 
 
@@ -47,8 +48,7 @@ def summary(thing: object) -> str:
     if not described:
         thing = type(thing)
     doc = inspect.getdoc(thing) or ""
-    # A bar would end the cell; one behind a backslash is a norm in an equation.
-    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(doc.split("\n\n")[0].split()))
+    return " ".join(doc.split("\n\n")[0].split())
 
 
 def names() -> Iterator[tuple[str, str]]:
@@ -61,10 +61,10 @@ def names() -> Iterator[tuple[str, str]]:
 def main() -> None:
     import pages
 
-    from heedful.cli.reproduce import page
+    from heedful.cli.reproduce import recipes
 
     (HERE / "reference.md").write_text(reference())
-    (HERE / "results.md").write_text(page())
+    (HERE / "results.md").write_text(recipes().page())
     folder = HERE / "_build"
     shutil.rmtree(folder, ignore_errors=True)
     pages.write_names(folder / "api", "heedful")

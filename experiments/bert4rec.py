@@ -24,7 +24,7 @@ from experiments.movielens import PAD, Ratings
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Training:
     """How to train: a light public recipe."""
 
     width: int = 256
@@ -39,7 +39,7 @@ class Recipe:
     check: int = 10
 
 
-def build(ratings: Ratings, recipe: Recipe, seed: int) -> Any:
+def build(ratings: Ratings, recipe: Training, seed: int) -> Any:
     """A BertForMaskedLM over items, with random weights."""
     from transformers import BertConfig, BertForMaskedLM
 
@@ -72,7 +72,7 @@ class Batches:
     """Draws batches on the device: nothing crosses to it after the start."""
 
     ratings: Ratings
-    recipe: Recipe
+    recipe: Training
     device: str
     seed: int
 
@@ -170,7 +170,7 @@ def ranking(logits: Tensor, truth: np.ndarray, ratings: Ratings, users: np.ndarr
 
 
 def train(
-    ratings: Ratings, recipe: Recipe, folder: Path, device: str, seed: int, say: Callable[[str], None]
+    ratings: Ratings, recipe: Training, folder: Path, device: str, seed: int, say: Callable[[str], None]
 ) -> tuple[Any, dict[str, Any]]:
     """The model of the best epoch and how it was found; a folder that holds one already is read."""
     from transformers import BertForMaskedLM

@@ -12,15 +12,12 @@ sample sizes, where more data makes both figures rise.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments import sem
-from experiments.pool import processes, run_parts
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
+from experiments.recipe import Block, Setting, Table
 
 SHAPE, ALPHA, SAMPLES, SEEDS, DRAWS = (20, 4, 2.5), 0.01, (100, 300, 1000, 3000), 40, 2000
 BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
@@ -110,12 +107,11 @@ def run(setting: Setting) -> dict[str, Any]:
     seeds, shape = (4, (7, 2, 2.0)) if setting.quick else (SEEDS, SHAPE)
     samples, draws = (SAMPLES[1:3], 50) if setting.quick else (SAMPLES, DRAWS)
     parts = {f"N {size}": (size, seeds, shape) for size in samples}
-    folder = setting.work / ("parts-quick" if setting.quick else "parts")
-    told = run_parts(of_samples, parts, folder, jobs=1 if setting.quick else processes(), say=setting.say)
-    rows = [row for name in parts for row in told[name]]
+    done = setting.store().run(of_samples, parts, setting.jobs)
+    rows = [row for name in parts for row in done[name]]
     settings = [
         {"samples": size, **_means(own), **summary(own, draws)}
-        for size, own in zip(samples, (told[n] for n in parts), strict=True)
+        for size, own in zip(samples, (done[n] for n in parts), strict=True)
     ]
     return {
         "quick": setting.quick, "shape": list(shape), "alpha": ALPHA, "graphs": seeds, "settings": settings,
@@ -127,28 +123,32 @@ def _means(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {f"mean_{key}": float(np.mean([row[key] for row in rows])) for key in ("confidence", "marks", "f1")}
 
 
-def table(result: dict[str, Any]) -> str:
-    def cell(values: list[float | None]) -> str:
-        return "" if values[0] is None else f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]"
+def tables(result: dict[str, Any]) -> list[Block]:
+    def cells(row: dict[str, Any]) -> list[str]:
+        values = (row[key] for key in ("marks", "f1", "pairs"))
+        return ["" if value is None else f"{value:.2f} [{low:.2f}, {high:.2f}]" for value, low, high in values]
 
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    lines += [
-        "| N | mean confidence | mean marks | mean F1 | confidence and marks | confidence and F1 | pairs rightly decided |",
-        "|---|---|---|---|---|---|---|",
+    means = ("confidence", "marks", "f1")
+    rows = [
+        [row["samples"], *(f"{row[f'mean_{key}']:.3f}" for key in means), *cells(row)] for row in result["settings"]
     ]
-    for row in result["settings"]:
-        means = " | ".join(f"{row[f'mean_{key}']:.3f}" for key in ("confidence", "marks", "f1"))
-        lines.append(
-            f"| {row['samples']} | {means} | {' | '.join(cell(row[key]) for key in ('marks', 'f1', 'pairs'))} |"
-        )
-    lines.append(
-        f"| over all | | | | {' | '.join(cell(result['over_all'][key]) for key in ('marks', 'f1', 'pairs'))} |"
-    )
-    lines += ["", "| confidence of a pair | pairs | rightly decided |", "|---|---|---|"]
-    lines += [
-        f"| {one['from']:g} to {one['to']:g} | {one['pairs']} | {100 * one['right']:.1f} % |" for one in result["bins"]
+    by_confidence = [
+        [f"{one['from']:g} to {one['to']:g}", one["pairs"], f"{100 * one['right']:.1f} %"] for one in result["bins"]
     ]
-    return "\n".join([*lines, "", _reading(result)])
+    columns = [
+        "N",
+        "mean confidence",
+        "mean marks",
+        "mean F1",
+        "confidence and marks",
+        "confidence and F1",
+        "pairs rightly decided",
+    ]
+    return [
+        Table(columns, [*rows, ["over all", "", "", "", *cells(result["over_all"])]]),
+        Table(["confidence of a pair", "pairs", "rightly decided"], by_confidence),
+        _reading(result),
+    ]
 
 
 def _reading(result: dict[str, Any]) -> str:

@@ -13,14 +13,12 @@ changes it, and the sizes of the baselines' sets.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from experiments.recipe import Bar, Block, Setting, Table
 from experiments.wheels import carried
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
 
 PROMPTS = (
     "The capital of France is",
@@ -112,33 +110,29 @@ def _then(row: dict[str, Any]) -> str:
     return "" if row["flipped_to"] is None else repr(row["flipped_to"])
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    lines += [
-        "| prompt | tokens | largest of G on or above its diagonal | relative error of G z + D v, all layers | absolute, last layer | "
-        "cond(A), last layer | heads of all layers within 1e-8 absolute | largest absolute, all layers | least cond(A) of the heads beyond | "
-        "graphs | tails at a later token | density |",
-        f"|{'---|' * 12}",
-        *(
-            f"| {r['prompt']} | {r['tokens']} | {r['upper']:.1e} | {r['relative']:.1e} | {r['error']:.1e} | {r['condition']:.0f} | "
-            f"{r['exact']} of {r['heads']} | {r['largest_error']:.1e} | "
-            f"{'' if r['least_condition_of_others'] is None else format(r['least_condition_of_others'], '.0e')} | {r['graphs']} | {r['tails']} | "
-            f"{r['density']:.2f} |"
-            for r in result["structure"]
-        ),
-        "",
+def tables(result: dict[str, Any]) -> list[Block]:
+    columns = [
+        "prompt", "tokens", "largest of G on or above its diagonal", "relative error of G z + D v, all layers", "absolute, last layer",
+        "cond(A), last layer", "heads of all layers within 1e-8 absolute", "largest absolute, all layers",
+        "least cond(A) of the heads beyond", "graphs", "tails at a later token", "density",
+    ]  # fmt: skip
+    structure = [
+        [
+            r["prompt"], r["tokens"], f"{r['upper']:.1e}", f"{r['relative']:.1e}", f"{r['error']:.1e}", f"{r['condition']:.0f}",
+            f"{r['exact']} of {r['heads']}", f"{r['largest_error']:.1e}",
+            None if r["least_condition_of_others"] is None else format(r["least_condition_of_others"], ".0e"),
+            r["graphs"], r["tails"], f"{r['density']:.2f}",
+        ]
+        for r in result["structure"]
+    ]  # fmt: skip
+    bars = [
+        Bar(WHAT[key], max(row[key] for row in result["structure"]), bound, at_least=False, shown=".2g")
+        for key, bound in BOUNDS.items()
     ]
-    for key, bound in BOUNDS.items():
-        value = max(row[key] for row in result["structure"])
-        lines += [f"{WHAT[key]}: {value:.2g}, wanted at most {bound:g}: {'met' if value <= bound else 'MISSED'}.", ""]
     names = list(result["explained"][0]["baselines"])
-    lines += [
-        f"| prompt | next | set | then | calls | {' | '.join(names)} |",
-        f"|---|---|---|---|---|{'---|' * len(names)}",
-    ]
+    explained = []
     for row in result["explained"]:
-        sizes = " | ".join("none" if row["baselines"][name] is None else str(row["baselines"][name]) for name in names)
-        lines.append(
-            f"| {row['prompt']} | {row['answer']!r} | {', '.join(row['set']) or 'none found'} | {_then(row)} | {row['calls']} | {sizes} |"
-        )
-    return "\n".join(lines)
+        sizes = ("none" if row["baselines"][name] is None else row["baselines"][name] for name in names)
+        words = ", ".join(row["set"]) or "none found"
+        explained.append([row["prompt"], repr(row["answer"]), words, _then(row), row["calls"], *sizes])
+    return [Table(columns, structure), *bars, Table(["prompt", "next", "set", "then", "calls", *names], explained)]

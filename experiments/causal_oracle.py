@@ -20,15 +20,13 @@ import io
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments import sem
-from experiments.pool import processes, run_parts
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
+from experiments.recipe import Block, Setting, Table
+from heedful._text import quantity
 
 ARROW, TAIL = 2, 3
 
@@ -113,10 +111,10 @@ def _theirs(oracle: Any, rules: tuple[int, ...], selection: bool) -> np.ndarray:
     swapped: dict[str, Callable[..., Any]] = {}
     if 5 in rules:
         swapped["ruleR5"] = lambda graph, changed, verbose=False: (
-            _apply(graph, orientation._r5) | changed if selection else changed
+            _apply(graph, orientation.RULES["R5"]) | changed if selection else changed
         )
     if 10 in rules:
-        swapped["rule10"] = lambda graph, changed: _apply(graph, orientation._r10) | changed
+        swapped["rule10"] = lambda graph, changed: _apply(graph, orientation.RULES["R10"]) | changed
     real = {name: getattr(FCI, name) for name in swapped}
     try:
         for name, rule in swapped.items():
@@ -130,14 +128,14 @@ def _theirs(oracle: Any, rules: tuple[int, ...], selection: bool) -> np.ndarray:
     return PAG.from_causallearn(graph).marks
 
 
-def _apply(graph: Any, rule: Callable[[Any], bool]) -> bool:
+def _apply(graph: Any, rule: Callable[..., bool]) -> bool:
     """One of our rules on causal-learn's graph."""
     from experiments.beside import write_marks
     from heedful.discovery import PAG
     from heedful.discovery.orientation import Oriented
 
     at = Oriented(PAG.from_causallearn(graph).marks.copy())
-    return rule(at) and write_marks(graph, at.marks)
+    return rule(at, {}) and write_marks(graph, at.marks)
 
 
 def decisions(seeds: int) -> dict[str, Any]:
@@ -246,19 +244,17 @@ def run(setting: Setting) -> dict[str, Any]:
 
     quick = setting.quick
     torch.set_num_threads(1)
-    folder = setting.work / ("parts-quick" if quick else "parts")
-    jobs = 1 if quick else processes()
+    store = setting.store()
     each, plain, chosen, many = (2, 1, 1, 1) if quick else (20, 10, 3, 15)
     parts = {f"plain {at}": (at, each, False) for at in range(plain)}
     parts |= {f"selection {at}": (1000 + at, each, True) for at in range(chosen)}
-    counts = run_parts(small, parts, folder, jobs=jobs, say=setting.say)
+    counts = store.run(small, parts, setting.jobs)
     wide = {f"large {at}": (2000 + at, each, 0) for at in range(many)}
     wide |= {f"large selection {at}": (3000 + at, each, 3) for at in range(many)}
-    far = run_parts(large, wide, folder, jobs=jobs, say=setting.say)
-    alone = {"decisions": (4 if quick else 60,)}
-    same = run_parts(decisions, alone, folder, jobs=1, say=setting.say)["decisions"]
+    far = store.run(large, wide, setting.jobs)
+    same = store.get("decisions", lambda: decisions(4 if quick else 60))
     sizes = ((12,), 15) if quick else ((30, 40, 60), 60)
-    fast = run_parts(speed, {"speed": sizes}, folder, jobs=1, say=setting.say)["speed"]
+    fast = store.get("speed", lambda: speed(*sizes))
     return {
         "quick": quick,
         "plain": _sum(counts, "plain"),
@@ -279,52 +275,36 @@ def _sum(parts: dict[str, dict[str, int]], start: str, without: str = "\0") -> d
     return total
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    lines += [
+def tables(result: dict[str, Any]) -> list[Block]:
+    kinds = (("plain", "without selection"), ("selection", "with selection"))
+    counts = [
+        [row["graphs"], kind, row["icd"], row["stable"], row["fci"], row["ordered"] if key == "plain" else ""]
+        for key, kind in kinds
+        for row in [result[key]]
+    ]
+    names = ("icd", "fci", "icd_is_fci", "causal_learn", "r5_ours", "r10_ours", "both_ours")
+    larger = [
+        [result[key]["graphs"], kind, *(result[key][name] for name in names)]
+        for key, kind in (("large", "without selection"), ("large_selection", "3 selection variables"))
+    ]
+    plain, row, fci = result["plain"], result["decisions"], result["speed"]["fci"]
+    times = [
+        ["ICD", one["nodes"], one["tests"], one["edges"], f"{one['seconds']:.3f}"] for one in result["speed"]["icd"]
+    ]
+    apart = len(fci["skeleton_differences"])
+    same = "the same skeleton" if not apart else f"skeletons that differ in {quantity(apart, 'edge')}"
+    beside = ["causal-learn", "with our R5", "with our R10", "with both"]
+    return [
         "Equal to brute force:",
-        "",
-        "| graphs | | ICD | ICD, stable | FCI | ordered ICD |",
-        "|---|---|---|---|---|---|",
-    ]
-    for key, kind in (("plain", "without selection"), ("selection", "with selection")):
-        row = result[key]
-        ordered = row["ordered"] if key == "plain" else ""
-        lines.append(f"| {row['graphs']} | {kind} | {row['icd']} | {row['stable']} | {row['fci']} | {ordered} |")
-    row = result["plain"]
-    lines += ["", f"ICD executed {row['icd_tests']} tests on these, ordered ICD {row['ordered_tests']}.", ""]
-    lines += [
+        Table(["graphs", "", "ICD", "ICD, stable", "FCI", "ordered ICD"], counts),
+        f"ICD executed {plain['icd_tests']} tests on these, ordered ICD {plain['ordered_tests']}.",
         "Larger graphs with a false mark:",
-        "",
-        "| graphs | | ICD | FCI | ICD = FCI | causal-learn | with our R5 | with our R10 | with both |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for key, kind in (("large", "without selection"), ("large_selection", "3 selection variables")):
-        row = result[key]
-        names = ("icd", "fci", "icd_is_fci", "causal_learn", "r5_ours", "r10_ours", "both_ours")
-        lines.append(f"| {row['graphs']} | {kind} | {' | '.join(str(row[name]) for name in names)} |")
-    row = result["decisions"]
-    lines += [
-        "",
+        Table(["graphs", "", "ICD", "FCI", "ICD = FCI", *beside], larger),
         f"The same decisions, {row['graphs']} samples: {row['equal']} graphs equal to causal-learn's. Whole runs of FCI: {row['whole_skeleton']} "
         f"equal skeletons, {row['whole_marks']} equal graphs. The others, by seed and number of ends that differ:",
-        "",
-        *(f"- {_cases(row['cases'], why)}: {told}" for why, told in REASONS.items() if _cases(row["cases"], why)),
+        *(f"- {_cases(row['cases'], why)}: {reason}" for why, reason in REASONS.items() if _cases(row["cases"], why)),
         *(_traced(one) for one in row["cases"] if one["why"] == "conflict"),
-        "",
-        "| learner | nodes | tests | edges | seconds |",
-        "|---|---|---|---|---|",
-        *(
-            f"| ICD | {one['nodes']} | {one['tests']} | {one['edges']} | {one['seconds']:.3f} |"
-            for one in result["speed"]["icd"]
-        ),
-    ]
-    fci = result["speed"]["fci"]
-    apart = len(fci["skeleton_differences"])
-    same = "the same skeleton" if not apart else f"skeletons that differ in {apart} edge{'s' * (apart != 1)}"
-    lines += [
-        "",
+        Table(["learner", "nodes", "tests", "edges", "seconds"], times),
         f"FCI, {fci['nodes']} nodes: {fci['seconds'] * 1e3:.0f} ms, causal-learn {fci['causal_learn_seconds'] * 1e3:.0f} ms, "
         f"{fci['ratio']:.0f} times; {same}.",
     ]
-    return "\n".join(lines)

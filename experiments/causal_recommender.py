@@ -14,22 +14,19 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments import bert4rec, explaining, movielens
-from experiments.pool import budget, processes, run_parts
+from experiments.recipe import Bar, Block, Setting, Table
 from heedful._errors import Unsupported
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
 
 AT_ONCE = 4
 USERS, HISTORY, CANDIDATES, MAX_SIZE, RANKS = 200, 20, 12, 4, 5
 SEEDS = (0, 1)
 WITHIN = 0.03
-QUICK = bert4rec.Recipe(width=32, heads=2, length=40, batch=64, epochs=1, check=1)
+QUICK = bert4rec.Training(width=32, heads=2, length=40, batch=64, epochs=1, check=1)
 # Users of a quick run.
 LIMIT = 60
 
@@ -130,7 +127,7 @@ def _row(found: Any, others: dict[str, Any], ranking: np.ndarray, ratings: movie
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    recipe, count, ranks, limit = (QUICK, 3, 2, LIMIT) if setting.quick else (bert4rec.Recipe(), USERS, RANKS, None)
+    recipe, count, ranks, limit = (QUICK, 3, 2, LIMIT) if setting.quick else (bert4rec.Training(), USERS, RANKS, None)
     ratings = _ratings(setting.work, limit)
     folder = setting.work / ("quick" if setting.quick else "models")
     everyone = np.arange(ratings.users)
@@ -147,13 +144,10 @@ def run(setting: Setting) -> dict[str, Any]:
     parts = {
         f"users {at}": (first, setting.work, limit, users[at : at + AT_ONCE], ranks) for at in range(0, count, AT_ONCE)
     }
-    jobs = 1 if setting.quick else processes()
-    done = run_parts(explained, parts, folder / "parts", jobs=jobs, say=setting.say, seconds=budget())
+    done = setting.store().run(explained, parts, setting.jobs)
     rows = [row for name in parts for row in done.get(name, ())]
     if not rows:
-        raise Unsupported(
-            f"HEEDFUL_BUDGET_S was over before any user was explained; the models are in {folder}, run it again"
-        )
+        raise Unsupported(f"the time was over before any user was explained; the models are in {folder}, run it again")
     return {
         "quick": setting.quick, "ratings": len(ratings.items), "users": ratings.users, "films": ratings.count,
         "trainings": told, "popularity": popularity(ratings, everyone, 0), "wanted": count, **summed(rows),
@@ -207,30 +201,29 @@ def checks(result: dict[str, Any]) -> list[tuple[str, bool]]:
     ]
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
+def tables(result: dict[str, Any]) -> list[Block]:
+    def cell(values: list[float] | None, more: str = "") -> str:
+        return "" if values is None else f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]{more}"
+
     names = list(result["popularity"])
-    lines += [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    for one in result["trainings"]:
-        cells = " | ".join(f"{one['figures'][name]:.4f}" for name in names)
-        lines.append(f"| BERT4Rec, seed {one['seed']} (epoch {one['epoch']}, {one['seconds']:.0f} s) | {cells} |")
-    lines += [f"| popularity | {' | '.join(f'{value:.4f}' for value in result['popularity'].values())} |", ""]
-    if result["explained"]["inputs"] < result["wanted"]:
-        lines += [f"Incomplete: {result['explained']['inputs']} of {result['wanted']} users.", ""]
-    lines += explaining.lines(result["explained"])
-    lines.append("")
-    for name, one in result["replacement"].items():
-        if one:
-            lines.append(
-                f"Rank of the replacement in the original list, {name}: mean {one['mean']:.1f}, median {one['median']:g}."
-            )
-    lines += ["", "| baseline, pruned too | ours minus it, where both solve |", "|---|---|"]
-    for name, one in result["pruned"].items():
-        less = one["ours_less"]
-        told = "" if less is None else f"{less[0]:.2f} [{less[1]:.2f}, {less[2]:.2f}] ({one['pairs']})"
-        lines.append(f"| {name} | {told} |")
-    lines += ["", "| explanations of ranks | films shared (Jaccard) |", "|---|---|"]
-    for rank, values in result["specificity"].items():
-        told = "" if values is None else f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]"
-        lines.append(f"| 1 and {rank} | {told} |")
-    return "\n".join([*lines, "", *(f"- {what}: {'met' if met else 'MISSED'}" for what, met in checks(result))])
+    rows = [
+        [f"BERT4Rec, seed {one['seed']} (epoch {one['epoch']}, {one['seconds']:.0f} s)", *(f"{one['figures'][name]:.4f}" for name in names)]
+        for one in result["trainings"]
+    ]  # fmt: skip
+    rows.append(["popularity", *(f"{value:.4f}" for value in result["popularity"].values())])
+    inputs, wanted = result["explained"]["inputs"], result["wanted"]
+    pruned = [[name, cell(one["ours_less"], f" ({one['pairs']})")] for name, one in result["pruned"].items()]
+    specific = [[f"1 and {rank}", cell(values)] for rank, values in result["specificity"].items()]
+    return [
+        Table(["", *names], rows, control="popularity"),
+        f"Incomplete: {inputs} of {wanted} users." if inputs < wanted else "",
+        *explaining.blocks(result["explained"]),
+        "\n".join(
+            f"Rank of the replacement in the original list, {name}: mean {one['mean']:.1f}, median {one['median']:g}."
+            for name, one in result["replacement"].items()
+            if one
+        ),
+        Table(["baseline, pruned too", "ours minus it, where both solve"], pruned),
+        Table(["explanations of ranks", "films shared (Jaccard)"], specific),
+        *(Bar(what, met) for what, met in checks(result)),
+    ]

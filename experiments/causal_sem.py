@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments import sem
-from experiments.pool import processes, run_parts
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
+from experiments.recipe import Bar, Block, Setting, Table
 
 SHAPE = (20, 4, 2.5)
 SAMPLES, ALPHAS, SEEDS = (300, 1000, 3000), (0.001, 0.01, 0.05), 30
@@ -106,55 +103,42 @@ def run(setting: Setting) -> dict[str, Any]:
     seeds, shape = (2, (7, 2, 2.0)) if setting.quick else (SEEDS, SHAPE)
     samples, alphas = (SAMPLES[1:2], ALPHAS[1:2]) if setting.quick else (SAMPLES, ALPHAS)
     parts = {f"N {size} alpha {alpha}": (size, alpha, seeds, shape) for size in samples for alpha in alphas}
-    folder = setting.work / ("parts-quick" if setting.quick else "parts")
-    told = run_parts(of_samples, parts, folder, jobs=1 if setting.quick else processes(), say=setting.say)
-    exact = run_parts(of_attention, {"attention": (3 if setting.quick else 60,)}, folder, jobs=1, say=setting.say)
+    store = setting.store()
+    done = store.run(of_samples, parts, setting.jobs)
+    exact = store.get("attention", lambda: of_attention(3 if setting.quick else 60))
     return {
         "quick": setting.quick,
         "shape": list(shape),
-        "samples": [row for name in parts for row in told[name]],
-        "attention": exact["attention"],
+        "samples": [row for name in parts for row in done[name]],
+        "attention": exact,
     }
 
 
-def table(result: dict[str, Any]) -> str:
+def tables(result: dict[str, Any]) -> list[Block]:
     observed, latent, degree = result["shape"]
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    lines += [
-        f"{observed} observed, {latent} latent nodes, degree {degree}; means over {result['samples'][0]['graphs']} graphs:",
-        "",
-        "| N | alpha | learner | precision | recall | F1 | marks | definite marks right | tests | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in result["samples"]:
-        cells = [f"{row['samples']}", f"{row['alpha']:g}", row["learner"]]
-        cells += [
-            "" if row[key] is None else f"{row[key]:.3f}"
-            for key in ("precision", "recall", "f1", "marks", "definite_right")
+    figures = ("precision", "recall", "f1", "marks", "definite_right")
+    rows = [
+        [
+            row["samples"], f"{row['alpha']:g}", row["learner"], *(None if row[key] is None else f"{row[key]:.3f}" for key in figures),
+            None if row["tests"] is None else f"{row['tests']:.0f}", f"{row['seconds']:.3f}",
         ]
-        cells += ["" if row["tests"] is None else f"{row['tests']:.0f}", f"{row['seconds']:.3f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    if not result["quick"]:
-        for learner, bar in BARS.items():
-            value = next(
-                r["f1"] for r in result["samples"] if (r["learner"], r["samples"], r["alpha"]) == (learner, 1000, 0.01)
-            )
-            lines += [
-                "",
-                f"{learner.upper()} at N = 1000, alpha = 0.01: F1 {value:.3f}, wanted {bar}: {'met' if value >= bar else 'MISSED'}.",
-            ]
-    total = sum(row["graphs"] for row in result["attention"])
-    lines += [
-        "",
-        "Attention that is a model, independent if |rho| < 1e-9; graphs that come back exactly:",
-        "",
-        "| observed | latent | degree | graphs | ICD | FCI |",
-        "|---|---|---|---|---|---|",
-        *(
-            f"| {r['observed']} | {r['latent']} | {r['degree']:g} | {r['graphs']} | {r['icd']} | {r['fci']} |"
-            for r in result["attention"]
-        ),
-        "",
-        f"Together ICD {sum(r['icd'] for r in result['attention'])} and FCI {sum(r['fci'] for r in result['attention'])} of {total}.",
+        for row in result["samples"]
+    ]  # fmt: skip
+    at = {(row["learner"], row["samples"], row["alpha"]): row["f1"] for row in result["samples"]}
+    bars = [
+        Bar(f"F1 of {learner.upper()} at N = 1000, alpha = 0.01", at[learner, 1000, 0.01], bar, shown=".3f")
+        for learner, bar in BARS.items()
+        if not result["quick"]
     ]
-    return "\n".join(lines)
+    exact = result["attention"]
+    total, icd, fci = (sum(row[key] for row in exact) for key in ("graphs", "icd", "fci"))
+    counts = [[r["observed"], r["latent"], f"{r['degree']:g}", r["graphs"], r["icd"], r["fci"]] for r in exact]
+    columns = ["precision", "recall", "F1", "marks", "definite marks right", "tests", "seconds"]
+    return [
+        f"{observed} observed, {latent} latent nodes, degree {degree}; means over {result['samples'][0]['graphs']} graphs:",
+        Table(["N", "alpha", "learner", *columns], rows),
+        *bars,
+        "Attention that is a model, independent if |rho| < 1e-9; graphs that come back exactly:",
+        Table(["observed", "latent", "degree", "graphs", "ICD", "FCI"], counts),
+        f"Together ICD {icd} and FCI {fci} of {total}.",
+    ]

@@ -14,15 +14,12 @@ from __future__ import annotations
 from functools import cache
 from itertools import combinations, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments import explaining, reviews
-from experiments.pool import processes, run_parts
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
+from experiments.recipe import Bar, Block, Setting
 
 TRAIN, TEST, TOKENS, REVIEWS = 8192, 2000, 32, 100
 CANDIDATES, MAX_SIZE, SAMPLES, ALPHA = 12, 4, "hidden_size", 0.01
@@ -146,9 +143,8 @@ def run(setting: Setting) -> dict[str, Any]:
         f"reviews {at}": (folder / "model", setting.device, texts[at : at + at_once])
         for at in range(0, len(texts), at_once)
     }
-    jobs = 1 if setting.quick or setting.device != "cpu" else processes()
-    told = run_parts(of_reviews, parts, folder / "parts", jobs=jobs, say=setting.say)
-    rows = [row for name in parts for row in told[name]]
+    done = setting.store().run(of_reviews, parts, setting.jobs if setting.device == "cpu" else 1)
+    rows = [row for name in parts for row in done[name]]
     return {"quick": setting.quick, "training": training, "tokens": TOKENS, "candidates": CANDIDATES, **summed(rows)}
 
 
@@ -188,22 +184,15 @@ def checks(result: dict[str, Any]) -> list[tuple[str, bool]]:
     ]
 
 
-def table(result: dict[str, Any]) -> str:
+def tables(result: dict[str, Any]) -> list[Block]:
     training, calls = result["training"], result["solved_calls"]
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    lines += [
+    return [
         f"Fine-tuned on {training['reviews']} reviews, {100 * training['accuracy']:.1f} % right on {training['test_reviews']} others (endings of "
         f"{result['tokens']} tokens). Graphs join {100 * result['density']:.0f} % of pairs; {result['seconds']:.1f} s a review with all baselines.",
-        "",
-        *explaining.lines(result["as_they_are"]),
-        "",
+        *explaining.blocks(result["as_they_are"]),
         f"On the inputs that it solves ours asks about {calls['causal']:.1f} inputs, the same search without a graph about "
         f"{calls[explaining.BLIND]:.1f}, CLEANN's order about {calls['CLEANN']:.0f}, the exhaustive search about {calls['exhaustive']:.0f}.",
-        "",
         "The same with every method's set pruned, its calls included:",
-        "",
-        *explaining.lines(result["pruned"]),
-        "",
-        *(f"- {what}: {'met' if met else 'MISSED'}" for what, met in checks(result)),
+        *explaining.blocks(result["pruned"]),
+        *(Bar(what, met) for what, met in checks(result)),
     ]
-    return "\n".join(lines)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.recipe import Table
+from experiments.store import Store
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._plot import axes
 
@@ -83,16 +83,16 @@ class Trained:
         return len(self.losses[0]) >= 2 and self.edge is None
 
     def to_dict(self) -> dict[str, Any]:
-        told = asdict(self) | {"rates": list(self.rates), "losses": [_finite(row) for row in self.losses]}
+        plain = asdict(self) | {"rates": list(self.rates), "losses": [_finite(row) for row in self.losses]}
         more = {"loss": self.loss, "error": self.error, "edge": self.edge, "best_rate": self.rates[self.best]}
-        return told | {"params": self.params} | more
+        return plain | {"params": self.params} | more
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Trained:
-        """What `to_dict` told, as an object."""
-        losses = tuple(tuple(math.inf if loss is None else loss for loss in row) for row in told["losses"])
-        plain = {name: told[name] for name in ("budget", "layers", "width", "heads", "seconds")}
-        return cls(**plain, rates=tuple(told["rates"]), losses=losses)
+    def from_dict(cls, data: dict[str, Any]) -> Trained:
+        """From what `to_dict` gives."""
+        losses = tuple(tuple(math.inf if loss is None else loss for loss in row) for row in data["losses"])
+        plain = {name: data[name] for name in ("budget", "layers", "width", "heads", "seconds")}
+        return cls(**plain, rates=tuple(data["rates"]), losses=losses)
 
 
 @dataclass(frozen=True)
@@ -140,19 +140,19 @@ class Crossover:
         }
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Crossover:
-        """What `to_dict` told, as an object."""
-        return cls(tuple(map(Trained.from_dict, told["cells"])), told["complete"], told["protocol"])
+    def from_dict(cls, data: dict[str, Any]) -> Crossover:
+        """From what `to_dict` gives."""
+        return cls(tuple(map(Trained.from_dict, data["cells"])), data["complete"], data["protocol"])
 
-    def table(self) -> str:
-        """Markdown: budgets down, depths across, the lowest loss of a row in bold, an edge marked by its arrow."""
+    def table(self) -> Table:
+        """Budgets down, depths across, the lowest loss of a row in bold, an edge marked by its arrow."""
         depths = sorted({cell.layers for cell in self.cells})
-        lines = ["| 12 L d² ≈ |" + "".join(f" L={depth} |" for depth in depths), "|---|" + "---|" * len(depths)]
+        rows = []
         for budget, winner in self.winners().items():
-            found = {cell.layers: cell for cell in self.of(budget)}
-            told = [_cell(found[depth], found[depth] is winner) if depth in found else "" for depth in depths]
-            lines.append(f"| {budget / 1e6:g}M | " + " | ".join(told) + " |")
-        return "\n".join(lines)
+            cells = {cell.layers: cell for cell in self.of(budget)}
+            marks = (_cell(cells[depth], cells[depth] is winner) if depth in cells else "" for depth in depths)
+            rows.append([f"{budget / 1e6:g}M", *marks])
+        return Table(["12 L d² ≈", *(f"L={depth}" for depth in depths)], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws loss against parameters, a line for each depth; open marks have their best rate at the edge."""
@@ -176,7 +176,7 @@ class Crossover:
 
     def __str__(self) -> str:
         notes = [] if self.is_evidence else ["not evidence: it needs two seeds, inner best rates and every shape"]
-        return "\n".join([self.table(), *notes])
+        return "\n".join([str(self.table()), *notes])
 
 
 def run_crossover(
@@ -187,7 +187,7 @@ def run_crossover(
     seeds: Sequence[int] = (0, 1),
     protocol: Any = None,
     device: str = "cpu",
-    keep: str | Path | None = None,
+    store: Store | None = None,
     seconds: float = math.inf,
     extend: bool = True,
     say: Callable[[str], None] = lambda text: None,
@@ -202,7 +202,7 @@ def run_crossover(
         tokens, valid: the text to train on and the held-out one, 1-d integer tensors or arrays.
         cells: what to train. `stacked.train` trains the models of a cell at once.
         protocol: a `Protocol`; by default that of the GPU recipe.
-        keep: a JSONL file for finished cells; what it holds already is not trained again.
+        store: finished cells; what it holds already is not trained again.
         seconds: no cell is begun that would end later; the result then says `complete=False`.
         extend: where the best rate of a cell is at the edge, try two more beyond it, after all cells, the smallest first.
     """
@@ -220,8 +220,9 @@ def run_crossover(
             raise InvalidArgument(f"a cell needs positive learning rates, such as (1e-3, 3e-3); got {cell.rates!r}")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise Unsupported(f"device {device!r} is not available here; give device='cpu', or run it where CUDA is")
-    file = None if keep is None else Path(keep)
-    done = {_key(cell): cell for cell in _kept(file)}
+    done = {
+        _key(cell): Trained.from_dict(store.read(_name(cell))) for cell in cells if store and store.has(_name(cell))
+    }
 
     def finish(cell: Cell, old: Trained | None = None) -> None:
         left = seconds - (time.perf_counter() - began)
@@ -232,10 +233,9 @@ def run_crossover(
         one = Trained(cell.budget, *shape, cell.rates, tuple(map(tuple, losses)), spent)
         one = one if old is None else _joined(old, one)
         done[_key(one)] = one
-        say(f"{one.budget:g} {one.layers} x {one.width}: {one.loss:.4f} at {one.rates[one.best]:.2g} {one.edge or ''}")
-        if file is not None:
-            with file.open("a") as stream:
-                stream.write(json.dumps(one.to_dict()) + "\n")
+        say(f"{_name(one)}: {one.loss:.4f} at {one.rates[one.best]:.2g} {one.edge or ''}")
+        if store is not None:
+            store.keep(_name(one), one.to_dict())
 
     complete = True
     try:
@@ -250,8 +250,8 @@ def run_crossover(
     except OutOfTime as reason:
         say(f"stopped: {reason}")
         complete = False
-    found = tuple(done[_key(cell)] for cell in cells if _key(cell) in done)
-    return Crossover(found, complete, protocol.to_dict() | {"seeds": len(seeds)})
+    trained = tuple(done[_key(cell)] for cell in cells if _key(cell) in done)
+    return Crossover(trained, complete, protocol.to_dict() | {"seeds": len(seeds)})
 
 
 def _text(name: str, text: Any, protocol: Any) -> Any:
@@ -259,19 +259,17 @@ def _text(name: str, text: Any, protocol: Any) -> Any:
     import torch
 
     try:
-        found = torch.as_tensor(text)
+        row = torch.as_tensor(text)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgument(f"{name} must be a list, array or tensor of whole numbers ({error})") from None
-    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise InvalidArgument(
-            f"{name} must be whole numbers in one axis; got {found.dtype} of shape {tuple(found.shape)}"
-        )
-    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < protocol.vocabulary:
+    if row.dim() != 1 or row.is_floating_point() or row.is_complex() or row.dtype == torch.bool:
+        raise InvalidArgument(f"{name} must be whole numbers in one axis; got {row.dtype} of shape {tuple(row.shape)}")
+    if len(row) and not 0 <= int(row.min()) <= int(row.max()) < protocol.vocabulary:
         raise InvalidArgument(
             f"{name} must lie from 0 to {protocol.vocabulary - 1}, the protocol's vocabulary; "
-            f"got {int(found.min())} to {int(found.max())}"
+            f"got {int(row.min())} to {int(row.max())}"
         )
-    return found
+    return row
 
 
 def _key(cell: Cell | Trained) -> tuple[float, int, int]:
@@ -282,11 +280,8 @@ def _shape(cell: Trained) -> tuple[float, int, int, int]:
     return cell.budget, cell.layers, cell.width, cell.heads
 
 
-def _kept(file: Path | None) -> Iterator[Trained]:
-    """Finished cells; of one that was extended the last counts."""
-    if file is not None and file.is_file():
-        for line in file.read_text().splitlines():
-            yield Trained.from_dict(json.loads(line))
+def _name(cell: Cell | Trained) -> str:
+    return f"{cell.budget:g} {cell.layers} x {cell.width}"
 
 
 def _beyond(cell: Trained) -> tuple[float, ...]:

@@ -6,20 +6,17 @@ gain-free RMSNorm, outputs scaled by 1/sqrt(2L). Every cell has four or five lea
 where the best one is at the edge. An arrow marks a cell whose best rate is still the last one tried; its loss is then an upper
 bound. The rate is chosen on the validation text. 29M tokens are short training, which favours shallow models.
 
-Needs a GPU, about fifteen minutes of it. `HEEDFUL_BUDGET_S=540` stops before a cell that would end later; the next run goes on.
+Needs a GPU, about fifteen minutes of it. `--seconds 540` stops before a cell that would end later; the next run goes on.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.crossover import Cell, Crossover, run_crossover
+from experiments.recipe import Block, Setting, Table
 from experiments.stacked import Protocol
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
 
 # budget: (layers, width, heads) near 12 L d² = budget; widths that heads of 32 to 104 channels divide.
 SHAPES = {
@@ -38,13 +35,13 @@ QUICK = Protocol(context=32, batch=4, steps=12, warmup=2)
 
 
 def cells(quick: bool = False) -> list[Cell]:
-    found = []
+    shapes_to_train = []
     for budget, shapes in SHAPES.items():
         for layers, width, heads in shapes[:2] if quick else shapes:
             base = 1.5e-3 * min(1.5, math.sqrt(256 / width))
             rates = tuple(base * multiple for multiple in MULTIPLES[budget])
-            found.append(Cell(budget, layers, width, heads, rates))
-    return found[:3] if quick else found
+            shapes_to_train.append(Cell(budget, layers, width, heads, rates))
+    return shapes_to_train[:3] if quick else shapes_to_train
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -61,25 +58,29 @@ def run(setting: Setting) -> dict[str, Any]:
         seeds=(0,) if setting.quick else (0, 1),
         protocol=QUICK if setting.quick else None,
         device=setting.device,
-        keep=None if setting.quick else setting.work / "cells.jsonl",
-        seconds=float(os.environ.get("HEEDFUL_BUDGET_S", "inf")),
+        store=None if setting.quick else setting.store("cells"),
+        seconds=setting.seconds,
         extend=not setting.quick,
         say=setting.say,
     )
     return result.to_dict() | {"corpus": facts, "gpu_seconds": round(sum(cell.seconds for cell in result.cells))}
 
 
-def table(result: dict[str, Any]) -> str:
-    found = Crossover.from_dict(result)
+def tables(result: dict[str, Any]) -> list[Block]:
+    crossover = Crossover.from_dict(result)
     words = ", ".join(f"{name} {count:,}" for name, count in result["corpus"]["sources"].items())
-    lines = [found.table(), "", "| 12 L d² ≈ | best depth | within two standard errors | reference run |"]
-    lines.append("|---|---|---|---|")
-    for budget, cell in found.winners().items():
-        near = ", ".join(map(str, found.as_good(budget)))
-        lines.append(f"| {budget / 1e6:g}M | {cell.layers} | {near} | {REFERENCE[budget]} |")
-    lines += ["", "Mean and standard error over seeds at the best rate, in nats; d is the width."]
-    if not found.complete:
-        lines.append(f"Incomplete: {len(found.cells)} cells of {len(cells())}, or edges left to extend.")
-    lines += [f"{result['corpus']['train_tokens']:,} training tokens from (words): {words}."]
-    lines += [f"{result['gpu_seconds']} s of training in all calls together."]
-    return "\n".join(lines)
+    winners = [
+        [f"{budget / 1e6:g}M", cell.layers, ", ".join(map(str, crossover.as_good(budget))), REFERENCE[budget]]
+        for budget, cell in crossover.winners().items()
+    ]
+    missing = f"Incomplete: {len(crossover.cells)} cells of {len(cells())}, or edges left to extend.\n"
+    return [
+        crossover.table(),
+        Table(
+            ["12 L d² ≈", "best depth", "within two standard errors", "reference run"], winners, paper="reference run"
+        ),
+        "Mean and standard error over seeds at the best rate, in nats; d is the width.\n"
+        f"{'' if crossover.complete else missing}"
+        f"{result['corpus']['train_tokens']:,} training tokens from (words): {words}.\n"
+        f"{result['gpu_seconds']} s of training in all calls together.",
+    ]

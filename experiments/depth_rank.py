@@ -7,14 +7,10 @@ parentheses have tokens that lie in r dimensions (Wies et al. 2021): their rank 
 
 from __future__ import annotations
 
-import json
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from experiments.recipe import Block, Setting, Table
 from heedful.lens.depth import sep_bound, separation_rank
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
 
 # depth, width, heads, tokens, rank of the embedding
 CASES: list[tuple[int, int, int, int, int | None]] = [
@@ -28,26 +24,20 @@ CASES: list[tuple[int, int, int, int, int | None]] = [
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    file = setting.work / "ranks.jsonl"
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     cases = CASES[:14] if setting.quick else CASES
-    for case in cases[len(done) :]:
-        depth, width, *_, inner = case
-        began = time.perf_counter()
-        ranks = [separation_rank(*case[:4], embedding_rank=inner, seed=seed) for seed in (0, 1)]
-        bound = sep_bound(inner or width, depth)
-        done.append({"case": list(case), "ranks": ranks, "bound": bound})
-        setting.say(f"{case}: {ranks} of {bound}, {time.perf_counter() - began:.1f} s")
-        with file.open("a") as stream:
-            stream.write(json.dumps(done[-1]) + "\n")
-    return {"rows": done[: len(cases)]}
+    return {"rows": [setting.store().get(f"case {case}", lambda case=case: ranked(*case)) for case in cases]}
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["| L | d | heads | tokens | rank | S(d, L) |", "|---|---|---|---|---|---|"]
+def ranked(depth: int, width: int, heads: int, tokens: int, inner: int | None) -> dict[str, Any]:
+    """The ranks of two draws of the weights, and the bound."""
+    ranks = [separation_rank(depth, width, heads, tokens, embedding_rank=inner, seed=seed) for seed in (0, 1)]
+    return {"case": [depth, width, heads, tokens, inner], "ranks": ranks, "bound": sep_bound(inner or width, depth)}
+
+
+def tables(result: dict[str, Any]) -> list[Block]:
+    rows = []
     for row in result["rows"]:
         depth, width, heads, tokens, inner = row["case"]
-        wide = f"{width} (r = {inner})" if inner else str(width)
-        rank = " / ".join(str(rank) for rank in sorted(set(row["ranks"])))
-        lines.append(f"| {depth} | {wide} | {heads} | {tokens} | {rank} | {row['bound']} |")
-    return "\n".join(lines)
+        wide = f"{width} (r = {inner})" if inner else width
+        rows.append([depth, wide, heads, tokens, " / ".join(map(str, sorted(set(row["ranks"])))), row["bound"]])
+    return [Table(["L", "d", "heads", "tokens", "rank", "S(d, L)"], rows)]

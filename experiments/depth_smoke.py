@@ -6,13 +6,11 @@ of `depth-crossover`. Every rate and seed is in the table. No ordering of depths
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.crossover import Cell, Crossover, run_crossover
+from experiments.recipe import Block, Setting, Table
 from experiments.stacked import Protocol
-
-if TYPE_CHECKING:
-    from heedful.cli.reproduce import Setting
 
 RATES = (2e-3, 6e-3, 18e-3)
 CELLS = [Cell(0.05e6, 1, 64, 2, RATES), Cell(0.05e6, 2, 48, 2, RATES), Cell(0.05e6, 4, 32, 1, RATES)]
@@ -39,12 +37,12 @@ def run(setting: Setting) -> dict[str, Any]:
     return result.to_dict() | {"corpus": facts}
 
 
-def table(result: dict[str, Any]) -> str:
-    found = Crossover.from_dict(result)
-    lines = ["| L | d | rate | seed | loss |", "|---|---|---|---|---|"]
-    for cell in found.cells:
-        for rate, losses in zip(cell.rates, cell.losses, strict=True):
-            lines += [
-                f"| {cell.layers} | {cell.width} | {rate:g} | {s} | {loss:.3f} |" for s, loss in enumerate(losses)
-            ]
-    return f"{found}\n\n" + "\n".join(lines)
+def tables(result: dict[str, Any]) -> list[Block]:
+    crossover = Crossover.from_dict(result)
+    rows = [
+        [cell.layers, cell.width, f"{rate:g}", seed, f"{loss:.3f}"]
+        for cell in crossover.cells
+        for rate, losses in zip(cell.rates, cell.losses, strict=True)
+        for seed, loss in enumerate(losses)
+    ]
+    return [str(crossover), Table(["L", "d", "rate", "seed", "loss"], rows)]

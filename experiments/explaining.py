@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.recipe import Block, Table
+
 # An input: by method the size of the set that was found (None: none within the limit) and the calls of the model.
 Row = dict[str, dict[str, Any]]
 DRAWS = 2000
@@ -51,11 +53,11 @@ def summary(rows: Sequence[Row], max_size: int) -> dict[str, Any]:
     }
     solved = {name: ~np.isnan(values) for name, values in sizes.items()}
     common = np.logical_and.reduce(list(solved.values()))
-    told = []
+    figures = []
     for name in methods:
         filled = np.where(solved[name], sizes[name], max_size + 1)
         both = solved[name] & solved[OURS]
-        told.append({
+        figures.append({
             "method": name,
             "success": interval(solved[name].astype(float)),
             "mean_common": interval(sizes[name][common]),
@@ -67,7 +69,7 @@ def summary(rows: Sequence[Row], max_size: int) -> dict[str, Any]:
             "ours_less": interval((sizes[OURS] - sizes[name])[both]),
             "ours_less_filled": interval(np.where(solved[OURS], sizes[OURS], max_size + 1) - filled),
         })  # fmt: skip
-    return {"inputs": len(rows), "common": int(common.sum()), "max_size": max_size, "methods": told}
+    return {"inputs": len(rows), "common": int(common.sum()), "max_size": max_size, "methods": figures}
 
 
 def violations(rows: Sequence[Row]) -> dict[str, int]:
@@ -82,36 +84,35 @@ def violations(rows: Sequence[Row]) -> dict[str, int]:
     return {"below the lower bound": int(below)}
 
 
-def lines(told: dict[str, Any]) -> list[str]:
-    """A Markdown table."""
+def blocks(figures: dict[str, Any]) -> list[Block]:
+    """The table of methods, with what it says."""
 
     def cell(values: list[float] | None, digits: int = 2) -> str:
         return "" if values is None else f"{values[0]:.{digits}f} [{values[1]:.{digits}f}, {values[2]:.{digits}f}]"
 
-    made = [
-        f"{told['inputs']} inputs, sets of at most {told['max_size']}; {told['common']} are solved by every method. In brackets 95 % "
-        "intervals.",
-        "",
-        f"| method | solved, % | size where all solve | median | size, failures as {told['max_size'] + 1} | median | calls | ours minus it, where both solve |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in told["methods"]:
-        success = cell([100 * value for value in row["success"]], 0)
+    most, rows = figures["max_size"], []
+    for row in figures["methods"]:
         less = "" if row["method"] == OURS else f"{cell(row['ours_less'])} ({row['pairs']})"
         median = "" if row["median_common"] is None else f"{row['median_common']:g}"
-        made.append(
-            f"| {row['method']} | {success} | {cell(row['mean_common'])} | {median} | {cell(row['mean_filled'])} | "
-            f"{row['median_filled']:g} | {row['calls']:.0f} | {less} |"
-        )
-    return [*made, "", reading(told)]
+        filled = f"{row['median_filled']:g}", f"{row['calls']:.0f}"
+        success = cell([100 * value for value in row["success"]], 0)
+        rows.append([row["method"], success, cell(row["mean_common"]), median, cell(row["mean_filled"]), *filled, less])
+    sizes = ["size where all solve", "median", f"size, failures as {most + 1}", "median"]
+    control = BLIND if any(row[0] == BLIND for row in rows) else ""
+    return [
+        f"{figures['inputs']} inputs, sets of at most {most}; {figures['common']} are solved by every method. In brackets 95 % "
+        "intervals.",
+        Table(["method", "solved, %", *sizes, "calls", "ours minus it, where both solve"], rows, control=control),
+        reading(figures),
+    ]
 
 
-def reading(told: dict[str, Any]) -> str:
+def reading(figures: dict[str, Any]) -> str:
     """Who has smaller sets than ours, in words that follow the figures."""
-    others = [row for row in told["methods"] if row["method"] not in (OURS, BOUND)]
+    others = [row for row in figures["methods"] if row["method"] not in (OURS, BOUND)]
     worse = [row["method"] for row in others if (row["ours_less"] or [0])[0] > 0 or row["ours_less_filled"][0] > 0]
     clear = [row["method"] for row in others if row["ours_less_filled"][2] < 0]
-    ours = next(row for row in told["methods"] if row["method"] == OURS)
+    ours = next(row for row in figures["methods"] if row["method"] == OURS)
     best = max(others, key=lambda row: row["success"][0])
     text = (
         f"Our sets are larger in the mean than those of {', '.join(worse)}."

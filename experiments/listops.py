@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.pool import processes, workers
+from experiments.store import processes, workers
 
 OPERATIONS = ("MIN", "MAX", "MED", "SM")
 # Padding is 0, a digit is one more than itself.

@@ -26,11 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.pool import budget, processes, run_parts
+from experiments.recipe import Bar, Block, Setting, Table, hardware
 from heedful import Unsupported, convert
 from heedful.bridges import swap
 from heedful.bridges.reading import demo_model_path, load
-from heedful.cli.reproduce import Setting, hardware
 from heedful.convert.primal import latencies
 from heedful.nn import Primal
 
@@ -171,23 +170,23 @@ def run(setting: Setting) -> dict[str, Any]:
     model, tokenizer = load(demo_model_path())
     model = model.to(setting.device)
     count = len(swap.find_sites(model))
-    work = setting.work / ("quick" if setting.quick else "parts")
+    store = setting.store()
 
     def parts(*wanted: tuple[str, int], jobs: int) -> dict[tuple[str, int], Any]:
         named = {
             f"{what} {layers}": (what, layers, setting.quick, setting.work, setting.device) for what, layers in wanted
         }
-        done = run_parts(converted, named, work, jobs=jobs, say=setting.say, seconds=budget())
+        done = store.run(converted, named, jobs)
         return {key: done[name] for key, name in zip(wanted, named, strict=True) if name in done}
 
     # Beside one another; the last layer alone by itself, since its latency is told.
-    jobs = 1 if setting.quick else min(4, processes())
+    jobs = min(4, setting.jobs)
     deeper = () if setting.quick else range(2, count + 1)
     more = [(what, layers) for layers in deeper for what in ("primal", "no mixing")]
     needed = [("least squares", 1), ("no mixing", 1)]
     found = parts(*needed, *more, jobs=jobs) | parts(("primal", 1), jobs=1)
     if missing := [what for what in (*needed, ("primal", 1)) if what not in found]:
-        raise Unsupported(f"HEEDFUL_BUDGET_S was over before {missing[0]} was done; run it again to go on")
+        raise Unsupported(f"the time was over before {missing[0]} was done; run it again to go on")
     with torch.no_grad():
         anatomical = anatomy(model, tokenizer, learn[:2000], held)
         spent = costs(model, tokenizer, learn[:200], held[:32])
@@ -206,30 +205,23 @@ def run(setting: Setting) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    """Markdown."""
+def tables(result: dict[str, Any]) -> list[Block]:
     last, fitted, static = result["primal"]["1"], result["least_squares"], result["no_mixing"]["1"]
-    lines = [
-        f"Last layer, rank {RANK}, {result['calibration']:,} sentences, {result['steps']:,} steps; mean cosine on "
-        f"{result['held_out']} held-out sentences (the lowest in brackets):",
-        "",
-        "| in place of the last layer's attention | agreement |",
-        "|---|---|",
-        f"| primal, distilled | {last['agreement']:.4f} ({last['lowest']:.3f}) |",
-        f"| no mixing (static weights), distilled alike | {static['agreement']:.4f} ({static['lowest']:.3f}) |",
-        f"| primal, least squares alone | {fitted['agreement']:.4f} ({fitted['lowest']:.3f}) |",
-        f"| token-wise map, least squares alone | {fitted['control']:.4f} |",
-        f"| no attention | {result['anatomy']['no_attention'][-1]:.4f} |",
-        "",
-        "| layers converted, from the last on | agreement | lowest | no mixing, distilled alike | its lowest | token-wise maps |",
-        "|---|---|---|---|---|---|",
+    control = "no mixing (static weights), distilled alike"
+    instead = [
+        ["primal, distilled", f"{last['agreement']:.4f} ({last['lowest']:.3f})"],
+        [control, f"{static['agreement']:.4f} ({static['lowest']:.3f})"],
+        ["primal, least squares alone", f"{fitted['agreement']:.4f} ({fitted['lowest']:.3f})"],
+        ["token-wise map, least squares alone", f"{fitted['control']:.4f}"],
+        ["no attention", f"{result['anatomy']['no_attention'][-1]:.4f}"],
     ]
+    deeper: list[list[object]] = []
     blank = {"agreement": "", "lowest": "", "control": ""}
     for count in range(1, result["model_layers"] + 1):
         one, alike = (result[kind].get(str(count), blank) for kind in ("primal", "no_mixing"))
         cells = (one["agreement"], one["lowest"], alike["agreement"], alike["lowest"], one["control"])
-        told = " | ".join(f"{cell:.4f}" if cell else "" for cell in cells)
-        lines.append(f"| {count} | {told} |" if told.strip(" |") else f"| {count} | not run | | | | |")
+        figures = [f"{cell:.4f}" if cell else "" for cell in cells]
+        deeper.append([count, *(figures if any(figures) else ["not run", "", "", "", ""])])
     parts = result["anatomy"]
     each = ", ".join(f"{value:.3f}" for value in parts["no_attention"])
     spent = ", ".join(
@@ -237,18 +229,21 @@ def table(result: dict[str, Any]) -> str:
         for one in result["costs"]
     )
     kept = ", ".join(f"{count}: {value:.3f}" for count, value in parts["directions"].items())
-    lines += [
-        "",
+    layers = ["agreement", "lowest", "no mixing, distilled alike", "its lowest", "token-wise maps"]
+    return [
+        f"Last layer, rank {RANK}, {result['calibration']:,} sentences, {result['steps']:,} steps; mean cosine on "
+        f"{result['held_out']} held-out sentences (the lowest in brackets):",
+        Table(["in place of the last layer's attention", "agreement"], instead, control=control),
+        Table(["layers converted, from the last on", *layers], deeper),
         f"{_breaks(result)} The last layer alone, a batch of {last['batch'][0]} sentences of {last['batch'][1]} tokens, "
         f"{last['hardware']}: {1e3 * last['latency_before']:.1f} ms before, {1e3 * last['latency_after']:.1f} after. All layers, {result['costs_on']}: {spent}. Attention left out of one layer alone, "
         f"first to last: {each}. Of the last layer, its output averaged over each sentence: {parts['sentence_mean']:.3f}; cut to its "
-        f"first principal directions: {kept}. Layers converted: {_made_on(result)}.",
-        "",
-        f"- The last layer at {BAR} or above: {last['agreement']:.4f}, {'met' if last['agreement'] >= BAR else 'MISSED'}",
+        f"first principal directions: {kept}. Layers converted: {_places(result)}.",
+        Bar("Agreement of the last layer", last["agreement"], BAR, shown=".4f"),
+        "- Without any mixing in that layer the same procedure does as well."
+        if static["agreement"] >= last["agreement"]
+        else "",
     ]
-    if static["agreement"] >= last["agreement"]:
-        lines.append("- Without any mixing in that layer the same procedure does as well.")
-    return "\n".join(lines)
 
 
 def _breaks(result: dict[str, Any]) -> str:
@@ -264,7 +259,7 @@ def _breaks(result: dict[str, Any]) -> str:
     )
 
 
-def _made_on(result: dict[str, Any]) -> str:
+def _places(result: dict[str, Any]) -> str:
     """Which conversions ran on what."""
     places: dict[str, list[str]] = {}
     for kind in ("primal", "no_mixing"):

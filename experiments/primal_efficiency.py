@@ -41,9 +41,8 @@ from experiments.formulas import (
     plain_module,
     softmax,
 )
-from experiments.pool import run_parts
+from experiments.recipe import Bar, Block, Setting, Table
 from heedful import FeatureMap, Unsupported, attend
-from heedful.cli.reproduce import Setting
 from heedful.nn import Attention, PrimalAttention
 from heedful.ops import primal as ops
 
@@ -316,9 +315,8 @@ def run(setting: Setting) -> dict[str, Any]:
     result: dict[str, Any] = {"quick": setting.quick, "cpu": on_cpu(5 if setting.quick else 9), "gpu": []}
     if on_gpu:
         lengths, repeats = (LENGTHS[:1], 5) if setting.quick else (LENGTHS, 21)
-        done = setting.work / ("lengths-quick" if setting.quick else "lengths")
         parts = {f"n={length}": (length, repeats) for length in lengths}
-        result["gpu"] = list(run_parts(measure, parts, done, jobs=1, say=setting.say).values())
+        result["gpu"] = list(setting.store("lengths").run(measure, parts).values())
     return result
 
 
@@ -328,8 +326,8 @@ def time_of(row: dict[str, Any]) -> float | None:
     return min(times) if times else None
 
 
-def bars(result: dict[str, Any]) -> list[tuple[str, float | None, float, bool]]:
-    """What, the figure (None where there is none), the bound, and whether it is from below."""
+def bars(result: dict[str, Any]) -> list[Bar]:
+    """Ratios of times with their bounds; no figure where one of the two was refused."""
     times = {one["length"]: {row["name"]: time_of(row) for row in one["rows"]} for one in result["gpu"]}
     floors = {one["length"]: one["floor_ms"] for one in result["gpu"]}
 
@@ -337,63 +335,50 @@ def bars(result: dict[str, Any]) -> list[tuple[str, float | None, float, bool]]:
         one, other = times[length].get(above), times[length].get(below)
         return None if one is None or other is None else one / other
 
-    made: list[tuple[str, float | None, float, bool]] = []
+    wanted: list[tuple[str, float | None, float, bool]] = []
     for length in (n for n in times if n >= 4_096):
-        made += [(f"n = {length}: {peer} / primal", ratio(length, peer, "primal"), 1.0, True) for peer in LINEAR_PEERS]
+        wanted += [
+            (f"n = {length}: {peer} / primal", ratio(length, peer, "primal"), 1.0, True) for peer in LINEAR_PEERS
+        ]
     if 16_384 in times:
-        made.append(("n = 16384: cuDNN SDPA / primal", ratio(16_384, "cuDNN SDPA", "primal"), 5.0, True))
-        made.append(("n = 16384: primal, plain / primal", ratio(16_384, "primal, plain", "primal"), 3.0, True))
+        wanted.append(("n = 16384: cuDNN SDPA / primal", ratio(16_384, "cuDNN SDPA", "primal"), 5.0, True))
+        wanted.append(("n = 16384: primal, plain / primal", ratio(16_384, "primal, plain", "primal"), 3.0, True))
         pair = "primal module, plain", "primal module"
-        made.append((f"n = 16384: {' / '.join(pair)}", ratio(16_384, *pair), 3.0, True))
+        wanted.append((f"n = 16384: {' / '.join(pair)}", ratio(16_384, *pair), 3.0, True))
     for length in (n for n in times if n >= 4_096):
         mine = times[length].get("primal")
-        made.append((f"n = {length}: primal / floor", None if mine is None else mine / floors[length], 2.0, False))
+        wanted.append((f"n = {length}: primal / floor", None if mine is None else mine / floors[length], 2.0, False))
     cpu = result["cpu"]["milliseconds"]
-    made.append(("CPU, module: primal at 4096 / at 1024", cpu["primal 4096"] / cpu["primal 1024"], 5.0, False))
-    made.append(("CPU, module: SDPA / primal at 4096", cpu["SDPA 4096"] / cpu["primal 4096"], 10.0, True))
-    return made
+    wanted.append(("CPU, module: primal at 4096 / at 1024", cpu["primal 4096"] / cpu["primal 1024"], 5.0, False))
+    wanted.append(("CPU, module: SDPA / primal at 4096", cpu["SDPA 4096"] / cpu["primal 4096"], 10.0, True))
+    return [Bar(*one, shown=".2f") for one in wanted]
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    if result["gpu"]:
-        lengths = [one["length"] for one in result["gpu"]]
-        lines += [
-            "Milliseconds of forward and backward: queued calls / graph replays, and megabytes beyond the inputs.",
-            "",
-            f"| | {' | '.join(f'n = {length:,}' for length in lengths)} |",
-            f"|---|{'---|' * len(lengths)}",
-        ]
-        lines.append(f"| floor | {' | '.join(format(one['floor_ms'], '.4f') for one in result['gpu'])} |")
-        for name in (row["name"] for row in result["gpu"][0]["rows"]):
-            cells = [next(row for row in one["rows"] if row["name"] == name) for one in result["gpu"]]
-            lines.append(f"| {name} | {' | '.join(map(_cell, cells))} |")
-        refused = [(one["length"], row) for one in result["gpu"] for row in one["rows"] if "refused" in row]
-        lines += ["", *(f"- {row['name']}, n = {length}: {row['refused']}" for length, row in refused)]
-        largest = {}
-        for row in (row for one in result["gpu"] for row in one["rows"] if "error" in row):
-            largest[row["name"]] = max(largest.get(row["name"], 0.0), row["error"])
-        lines += [
-            "Largest relative error against float64: " + ", ".join(f"{n} {e:.1e}" for n, e in largest.items()) + ".",
-            "",
-        ]
-    cpu = result["cpu"]["milliseconds"]
-    lines += [
-        "CPU, one thread, float32, modules of width 64 with 2 heads, milliseconds of the processor: "
-        + ", ".join(f"{name} {value:.1f}" for name, value in cpu.items())
-        + f"; largest error against float64 {result['cpu']['worst_error']:.0e}.",
-        "",
-        "| ratio of times | measured | bar | |",
-        "|---|---|---|---|",
+def tables(result: dict[str, Any]) -> list[Block]:
+    cpu = ", ".join(f"{name} {value:.1f}" for name, value in result["cpu"]["milliseconds"].items())
+    return [
+        *(_on_gpu(result["gpu"]) if result["gpu"] else []),
+        f"CPU, one thread, float32, modules of width 64 with 2 heads, milliseconds of the processor: {cpu}; largest error against "
+        f"float64 {result['cpu']['worst_error']:.0e}.",
+        Table(["ratio of times", "measured", "bar", ""], [bar.cells for bar in bars(result)]),
     ]
-    for what, value, bound, at_least in bars(result):
-        sign = ">=" if at_least else "<="
-        if value is None:
-            lines.append(f"| {what} | | {sign} {bound:g} | no figure |")
-            continue
-        met = value >= bound if at_least else value <= bound
-        lines.append(f"| {what} | {value:.2f} | {sign} {bound:g} | {'met' if met else 'MISSED'} |")
-    return "\n".join(lines)
+
+
+def _on_gpu(lengths: list[dict[str, Any]]) -> list[Block]:
+    rows = [["floor", *(f"{one['floor_ms']:.4f}" for one in lengths)]]
+    for name in (row["name"] for row in lengths[0]["rows"]):
+        rows.append([name, *(_cell(next(row for row in one["rows"] if row["name"] == name)) for one in lengths)])
+    every = [(one["length"], row) for one in lengths for row in one["rows"]]
+    largest: dict[str, float] = {}
+    for _, row in every:
+        largest[row["name"]] = max(largest.get(row["name"], 0.0), row.get("error", 0.0))
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in largest.items() if error)
+    return [
+        "Milliseconds of forward and backward: queued calls / graph replays, and megabytes beyond the inputs.",
+        Table(["", *(f"n = {one['length']:,}" for one in lengths)], rows),
+        *(f"- {row['name']}, n = {length}: {row['refused']}" for length, row in every if "refused" in row),
+        f"Largest relative error against float64: {errors}.",
+    ]
 
 
 def _cell(row: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ scores and loss in float32 as there; three seeds in place of one; `primal` sampl
 solution; always answering the commonest label gives the floor that is printed. **The control that embarrasses the task**: a table of
 counts that sees the first token alone, the outermost operation, and answers what is commonest under it.
 
-Needs a GPU, some minutes of it: five models train at a time. `HEEDFUL_BUDGET_S=300` starts no model later than that, and
+Needs a GPU, some minutes of it: five models train at a time. `--seconds 300` starts no model later than that, and
 what is there is printed; the next run continues, a model that was stopped from the last 250 steps it kept.
 """
 
@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments import listops
-from experiments.pool import budget, processes, run_parts
-from heedful.cli.reproduce import Setting
+from experiments.recipe import Bar, Block, Setting, Table
 from heedful.nn import Encoder, Primal, PrimalAttention, ksvd_loss
 
 POSITIONS, WIDTH, HEADS, HIDDEN, DROPOUT = 2_048, 64, 2, 128, 0.1
@@ -282,17 +281,17 @@ def run(setting: Setting) -> dict[str, Any]:
         folder.mkdir(exist_ok=True)
     data = listops.prepare(folder, sum(protocol.samples), say=setting.say)
     parts = {f"{name} seed {seed}": (name, seed, protocol, folder, setting.device) for seed in seeds for name in FORMS}
-    jobs = 1 if setting.quick else min(len(FORMS), processes())
-    rows = run_parts(train, parts, folder, jobs=jobs, say=setting.say, seconds=budget())
+    store = setting.store()
+    rows = store.run(train, parts, min(len(FORMS), setting.jobs))
     costs = {name: (name, protocol, folder, setting.device) for name in FORMS}
     named = {f"cost of {name}": part for name, part in costs.items()}
-    found = run_parts(cost, named, folder, jobs=1, say=setting.say, seconds=budget())
+    spent = store.run(cost, named)
     tests = data.values[-protocol.samples[-1] :]
     return {
         "quick": setting.quick,
         "runs": [rows[name] for name in parts if name in rows],
         "wanted": len(parts),
-        "costs": {name: found[f"cost of {name}"] for name in FORMS if f"cost of {name}" in found},
+        "costs": {name: spent[f"cost of {name}"] for name in FORMS if f"cost of {name}" in spent},
         "steps": protocol.steps,
         "samples": list(protocol.samples),
         "mean_length": float(np.diff(data.ends, prepend=0).mean()),
@@ -301,55 +300,42 @@ def run(setting: Setting) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    lines += [
-        "Test accuracy in %, mean (lowest-highest) over seeds, at the best of the dev steps; the paper's is one run. Times are of training steps alone.",
-        "",
-        "| attention | test | dev | seeds | paper | s / 1,000 steps | paper's | GB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    means = {}
+def tables(result: dict[str, Any]) -> list[Block]:
+    means, rows = {}, []
     for name in FORMS:
-        mine = [row for row in result["runs"] if row["attention"] == name]
-        if not mine:
+        own = [row for row in result["runs"] if row["attention"] == name]
+        if not own:
             continue
-        test, dev = ([row[part] for row in mine] for part in ("test", "dev"))
+        test, dev = ([row[part] for row in own] for part in ("test", "dev"))
         means[name] = statistics.fmean(test)
         accuracy, seconds = PAPER.get(name, ("", ""))
         spent = result["costs"].get(name, {"seconds_per_1000_steps": None, "gigabytes": None})
-        time_and_memory = [
-            "" if value is None else f"{value:.{digits}f}" for value, digits in zip(spent.values(), (1, 2), strict=True)
-        ]
-        lines.append(
-            f"| {name} | {_spread(test)} | {_spread(dev)} | {len(mine)} | {accuracy} | {time_and_memory[0]} | {seconds} | {time_and_memory[1]} |"
+        time, memory = (
+            None if value is None else f"{value:.{digits}f}"
+            for value, digits in zip(spent.values(), (1, 2), strict=True)
         )
-    control = result["first_token"]
-    lines += [
-        f"| first token alone (a table of counts) | {control['test']:.1f} | {control['dev']:.1f} | | | | | |",
-        "",
-        f"The table of counts is right on {control['train']:.1f} % of the training samples: so much follows from the outermost operation by "
-        "itself, and no accuracy near it shows that a model has read further.",
+        rows.append([name, _spread(test), _spread(dev), len(own), accuracy, time, seconds, memory])
+    first, control = result["first_token"], "first token alone (a table of counts)"
+    rows.append([control, f"{first['test']:.1f}", f"{first['dev']:.1f}", *[None] * 5])
+    mixing = {name: value for name, value in means.items() if name != "none"}
+    embarrassing = "none" in means and mixing and means["none"] >= max(mixing.values())
+    tests, runs = result["samples"][-1], len(result["runs"])
+    columns = ["attention", "test", "dev", "seeds", "paper", "s / 1,000 steps", "paper's", "GB"]
+    return [
+        "Test accuracy in %, mean (lowest-highest) over seeds, at the best of the dev steps; the paper's is one run. Times are of training steps alone.",
+        Table(columns, rows, paper="paper", control=control),
+        f"The table of counts is right on {first['train']:.1f} % of the training samples: so much follows from the outermost operation by "
+        "itself, and no accuracy near it shows that a model has read further.\n"
         f"Always the commonest label: {result['floor']:.1f} % (the majority floor). {result['steps']:,} steps; "
         f"{', '.join(f'{count:,}' for count in result['samples'])} samples of {result['mean_length']:.0f} tokens on average. "
         "The paper's seconds hold evaluation, and softmax without a fused kernel and with recomputed gradients.",
-        "",
+        *(Bar(f"Accuracy of {name}, %", means[name], bar, shown=".1f") for name, bar in BARS.items() if name in means),
+        f"- The network without any attention, {means['none']:.1f} %, is as good as every other."
+        if embarrassing
+        else "",
+        f"- Of {tests:,} test samples, a share of 36 % has a standard error of {100 * math.sqrt(0.36 * 0.64 / tests):.1f} points.",
+        f"- Incomplete: {runs} of {result['wanted']} trainings." if runs < result["wanted"] else "",
     ]
-    for name, bar in BARS.items():
-        if name in means:
-            lines.append(
-                f"- {name} at least {bar:g} %: {means[name]:.1f} %, {'met' if means[name] >= bar else 'MISSED'}"
-            )
-    mixing = {name: value for name, value in means.items() if name != "none"}
-    if "none" in means and mixing and means["none"] >= max(mixing.values()):
-        lines.append(f"- The network without any attention, {means['none']:.1f} %, is as good as every other.")
-    tests = result["samples"][-1]
-    lines.append(
-        f"- Of {tests:,} test samples, a share of 36 % has a standard error of {100 * math.sqrt(0.36 * 0.64 / tests):.1f} points."
-    )
-    if len(result["runs"]) < result["wanted"]:
-        lines.append(f"- Incomplete: {len(result['runs'])} of {result['wanted']} trainings.")
-    return "\n".join(lines)
 
 
 def _spread(values: list[float]) -> str:

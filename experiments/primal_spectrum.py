@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments import series
-from experiments.pool import processes, run_parts
+from experiments.recipe import Block, Setting, Table
 from heedful import lens
-from heedful.cli.reproduce import Setting
 from heedful.nn import Primal, PrimalAttention, ksvd_loss
 
 PRIMAL = Primal(10, rank_multi=5)
@@ -102,7 +101,7 @@ def of_network(folder: Path, name: str, seed: int, epochs: int, cases: int) -> R
         # Untrained: one epoch of steps too small to move a weight.
         model.set_params(**({} if trained else {"lr": 1e-30, "epochs": 1})).fit(train.X, train.y)
         accuracy = 100 * model.score(test.X, test.y)
-        inputs = tuple(part[:cases] for part in model._tensors(test.X))
+        inputs = tuple(part[:cases] for part in model._tensors(model._read(test.X)))
     x, padding = inputs
     # One by one and without padding, whose queries attend too.
     ends = (~padding).sum(dim=1).tolist()
@@ -142,61 +141,51 @@ def run(setting: Setting) -> dict[str, Any]:
     series.prepare(folder)
     seeds, epochs, cases, texts = ((0,), 1, 5, 1) if setting.quick else ((0, 1, 2), EPOCHS, CASES, 8)
     parts = {f"{name} seed {seed}": (folder, name, seed, epochs, cases) for seed in seeds for name in NETWORKS}
-    done = setting.work / ("parts-quick" if setting.quick else "parts")
-    jobs = 1 if setting.quick else processes()
-    told = run_parts(of_minilm, {"MiniLM": (texts,)}, done, jobs=1, say=setting.say)
-    told |= run_parts(of_network, parts, done, jobs=jobs, say=setting.say)
+    store = setting.store()
+    minilm, networks = store.get("MiniLM", lambda: of_minilm(texts)), store.run(of_network, parts, setting.jobs)
     return {
         "quick": setting.quick,
-        "minilm": {"texts": texts, "tokens": TOKENS, "rows": told["MiniLM"]},
-        "networks": [told[name] for name in parts],
+        "minilm": {"texts": texts, "tokens": TOKENS, "rows": minilm},
+        "networks": [networks[name] for name in parts],
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    minilm = result["minilm"]
-    lines += [
-        f"MiniLM, {minilm['texts']} texts of {minilm['tokens']} tokens:",
-        "",
-        "| layer | matrix | rank at most | c_1 | effective rank | 90 % in |",
-        "|---|---|---|---|---|---|",
-        *(f"| {row['layer']} | {row['matrix']} | {_figures([row])} |" for row in minilm["rows"]),
-        "",
-        "The paper's figure, DeiT-S/16 on ImageNet-1K, 197 tokens, primal attention in the last layer of the second:",
-        "",
-        "| layers | c_1, softmax | c_1, softmax and primal last |",
-        "|---|---|---|",
-        *(f"| {layers} | {softmax} | {primal} |" for layers, softmax, primal in PAPER),
-        "",
-        f"{DATA}, mean over {len({one['seed'] for one in result['networks']})} seeds:",
-        "",
-        "| network | layer | matrix | rank at most | c_1 | effective rank | 90 % in |",
-        "|---|---|---|---|---|---|---|",
+def tables(result: dict[str, Any]) -> list[Block]:
+    minilm, networks = result["minilm"], result["networks"]
+    by_name = {name: [one for one in networks if one["network"] == name] for name in NETWORKS}
+    spectra = [
+        [name, first["layer"], first["matrix"], *_figures([one["rows"][at] for one in own])]
+        for name, own in by_name.items()
+        for at, first in enumerate(own[0]["rows"])
     ]
-    for name in NETWORKS:
-        mine = [one for one in result["networks"] if one["network"] == name]
-        for at, first in enumerate(mine[0]["rows"]):
-            figures = _figures([one["rows"][at] for one in mine])
-            lines.append(f"| {name} | {first['layer']} | {first['matrix']} | {figures} |")
-    lines += ["", "| network | test accuracy, % | J² | KKT residual by primal layer |", "|---|---|---|---|"]
-    for name in NETWORKS:
-        mine = [one for one in result["networks"] if one["network"] == name]
-        accuracy = statistics.fmean(one["accuracy"] for one in mine)
-        if mine[0]["kkt"]:
-            objective = f"{statistics.fmean(one['j_squared'] for one in mine):.3g}"
-            residuals = ", ".join(
-                f"{statistics.fmean(at):.2f}" for at in zip(*(one["kkt"] for one in mine), strict=True)
-            )
-        else:
-            objective = residuals = ""
-        lines.append(f"| {name} | {accuracy:.1f} | {objective} | {residuals} |")
-    return "\n".join([*lines, "", _reading(result)])
+    accuracies = []
+    for name, own in by_name.items():
+        objective = residuals = ""
+        if own[0]["kkt"]:
+            objective = f"{statistics.fmean(one['j_squared'] for one in own):.3g}"
+            each = zip(*(one["kkt"] for one in own), strict=True)
+            residuals = ", ".join(f"{statistics.fmean(at):.2f}" for at in each)
+        accuracies.append([name, f"{statistics.fmean(one['accuracy'] for one in own):.1f}", objective, residuals])
+    figures = ["layer", "matrix", "rank at most", "c_1", "effective rank", "90 % in"]
+    return [
+        f"MiniLM, {minilm['texts']} texts of {minilm['tokens']} tokens:",
+        Table(figures, [[row["layer"], row["matrix"], *_figures([row])] for row in minilm["rows"]]),
+        "The paper's figure, DeiT-S/16 on ImageNet-1K, 197 tokens, primal attention in the last layer of the second:",
+        Table(["layers", "c_1, softmax", "c_1, softmax and primal last"], PAPER, paper="c_1, softmax and primal last"),
+        f"{DATA}, mean over {len({one['seed'] for one in networks})} seeds:",
+        Table(["network", *figures], spectra),
+        Table(
+            ["network", "test accuracy, %", "J²", "KKT residual by primal layer"],
+            accuracies,
+            control="primal, untrained",
+        ),
+        _reading(result),
+    ]
 
 
-def _figures(rows: list[Row]) -> str:
-    means = {key: statistics.fmean(row[key] for row in rows) for key in ("bound", "c_1", "effective_rank", "rank_90")}
-    return f"{means['bound']:.4g} | {means['c_1']:.2f} | {means['effective_rank']:.1f} | {means['rank_90']:.1f}"
+def _figures(rows: list[Row]) -> list[str]:
+    written = {"bound": ".4g", "c_1": ".2f", "effective_rank": ".1f", "rank_90": ".1f"}
+    return [format(statistics.fmean(row[key] for row in rows), how) for key, how in written.items()]
 
 
 def _reading(result: dict[str, Any]) -> str:
@@ -206,15 +195,15 @@ def _reading(result: dict[str, Any]) -> str:
         rows = [one["rows"] for one in result["networks"] if one["network"] == network]
         return [[row["effective_rank"] for row in one if row["matrix"] == matrix][-1] for one in rows]
 
-    found = {name: last(name, "primal") for name in NETWORKS if name != "softmax"}
+    ranks = {name: last(name, "primal") for name in NETWORKS if name != "softmax"}
     softmax, cosine = (statistics.fmean(last("softmax", matrix)) for matrix in ("softmax", "cosine"))
-    mean = {name: statistics.fmean(values) for name, values in found.items()}
-    gaps = [one - other for one, other in zip(found["primal, eta 0.1"], found["primal, eta 0"], strict=True)]
-    told = (
+    mean = {name: statistics.fmean(values) for name, values in ranks.items()}
+    gaps = [one - other for one, other in zip(ranks["primal, eta 0.1"], ranks["primal, eta 0"], strict=True)]
+    seeds = (
         "in every seed" if all(gap < 0 for gap in gaps) else "but not in every seed" if min(gaps) < 0 else "in no seed"
     )
     return (
         f"Effective rank of the last layer: softmax {softmax:.1f}, its cosine kernel {cosine:.1f}; primal {mean['primal, eta 0.1']:.1f} with the "
         f"KSVD loss, {mean['primal, eta 0']:.1f} without it, {mean['primal, untrained']:.1f} before any training. The loss changes it by "
-        f"{statistics.fmean(gaps):+.2f} in the mean; it is lower with the loss {told}."
+        f"{statistics.fmean(gaps):+.2f} in the mean; it is lower with the loss {seeds}."
     )

@@ -7,7 +7,7 @@ they are printed beside ours, and are no target for it. Our network: width 64, 8
 batches of 16 (117 for PenDigits), RAdam 1e-3; rank 10, 5 rows per component (means of segments), eta 0.1 for every set.
 "none" leaves attention out: tokens meet in the head alone.
 
-One process per core, two fewer beside a GPU. `HEEDFUL_BUDGET_S=480` starts no fit later than that; the next run goes on.
+One process per core, two fewer beside a GPU. `--seconds 480` starts no fit later than that; the next run goes on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import series
-from experiments.pool import budget, processes, run_parts
-from heedful.cli.reproduce import Setting
+from experiments.recipe import Bar, Block, Setting, Table
 from heedful.nn import Primal
 
 PRIMAL = Primal(10, rank_multi=5)
@@ -100,9 +99,7 @@ def run(setting: Setting) -> dict[str, Any]:
         for name in names
         for attention in ATTENTION
     }
-    jobs = 1 if setting.quick else max(1, processes() - 2 * setting.device.startswith("cuda"))
-    done = setting.work / ("fits-quick" if setting.quick else "fits")
-    rows = run_parts(fit, parts, done, jobs=jobs, say=setting.say, seconds=budget())
+    rows = setting.store("fits").run(fit, parts, max(1, setting.jobs - 2 * setting.device.startswith("cuda")))
     sizes = {name: [len(part) for part in series.load(folder, name)] for name in names}
     return {
         "quick": setting.quick,
@@ -114,38 +111,40 @@ def run(setting: Setting) -> dict[str, Any]:
 
 def collected(result: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Accuracies by set and attention, one for each seed."""
-    found: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in ATTENTION} for name in result["sets"]}
+    accuracies: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in ATTENTION} for name in result["sets"]}
     for row in result["fits"]:
-        found[row["set"]][row["attention"]].append(row["accuracy"])
-    return found
+        accuracies[row["set"]][row["attention"]].append(row["accuracy"])
+    return accuracies
 
 
-def table(result: dict[str, Any]) -> str:
-    found = collected(result)
-    lines = ["A quick run: no evidence.", ""] if result["quick"] else []
-    lines += [
-        "Test accuracy in %, mean ± standard deviation over seeds; in brackets the paper's, the best epoch on the test set.",
-        "",
-        f"| data set | train / test | epochs | {' | '.join(ATTENTION)} |",
-        f"|---|---|---|{'---|' * len(ATTENTION)}",
+def tables(result: dict[str, Any]) -> list[Block]:
+    accuracies = collected(result)
+    rows = [
+        [
+            name,
+            " / ".join(map(str, about["cases"])),
+            about["epochs"],
+            *(_cell(accuracies[name][kind], PAPER.get(name, {}).get(kind)) for kind in ATTENTION),
+        ]
+        for name, about in result["sets"].items()
     ]
-    for name, about in result["sets"].items():
-        cells = [_cell(found[name][kind], PAPER.get(name, {}).get(kind)) for kind in ATTENTION]
-        cases = " / ".join(map(str, about["cases"]))
-        lines.append(f"| {name} | {cases} | {about['epochs']} | {' | '.join(cells)} |")
     # A mean over sets compares kinds of attention, so it takes the sets on which all of them were run.
-    whole = [name for name in found if all(found[name].values())]
+    whole = [name for name, kinds in accuracies.items() if all(kinds.values())]
     means = {
-        kind: statistics.fmean(statistics.fmean(found[name][kind]) for name in whole) for kind in ATTENTION if whole
+        kind: statistics.fmean(statistics.fmean(accuracies[name][kind]) for name in whole)
+        for kind in ATTENTION
+        if whole
     }
     if whole:
-        lines.append(
-            f"| **mean of {len(whole)} sets** | | | {' | '.join(f'**{means[kind]:.1f}**' for kind in ATTENTION)} |"
-        )
-    lines += ["", *_bars(found, means), *_control(found, means, whole)]
-    if len(result["fits"]) < result["wanted"]:
-        lines.append(f"- Incomplete: {len(result['fits'])} of {result['wanted']} fits.")
-    return "\n".join(lines)
+        rows.append([f"**mean of {len(whole)} sets**", "", "", *(f"**{means[kind]:.1f}**" for kind in ATTENTION)])
+    fits = len(result["fits"])
+    return [
+        "Test accuracy in %, mean ± standard deviation over seeds; in brackets the paper's, the best epoch on the test set.",
+        Table(["data set", "train / test", "epochs", *ATTENTION], rows),
+        *_bars(accuracies, means),
+        *_control(accuracies, means, whole),
+        f"- Incomplete: {fits} of {result['wanted']} fits." if fits < result["wanted"] else "",
+    ]
 
 
 def _cell(values: list[float], paper: float | None) -> str:
@@ -155,24 +154,22 @@ def _cell(values: list[float], paper: float | None) -> str:
     return f"{statistics.fmean(values):.1f}{spread}" + ("" if paper is None else f" [{paper}]")
 
 
-def _bars(found: dict[str, dict[str, list[float]]], means: dict[str, float]) -> list[str]:
-    lines = []
-    for (name, kind), bar in BARS.items():
-        values = found.get(name, {}).get(kind, [])
-        if values:
-            mean = statistics.fmean(values)
-            lines.append(f"- {name}, {kind}, at least {bar:g} %: {mean:.1f} %, {'met' if mean >= bar else 'MISSED'}")
+def _bars(accuracies: dict[str, dict[str, list[float]]], means: dict[str, float]) -> list[Bar]:
+    bars = [
+        Bar(f"Accuracy of {kind} on {name}, %", statistics.fmean(values), bar, shown=".1f")
+        for (name, kind), bar in BARS.items()
+        if (values := accuracies.get(name, {}).get(kind))
+    ]
     if means:
         best = max(("primal", "softmax+primal"), key=means.__getitem__)
         ahead = means[best] - means["softmax"]
-        lines.append(
-            f"- The best primal kind, {best}, at least softmax - {MARGIN:g} points in the mean: {ahead:+.1f} points, "
-            f"{'met' if ahead >= -MARGIN else 'MISSED'}"
+        bars.append(
+            Bar(f"Points of the best primal kind, {best}, above softmax in the mean", ahead, -MARGIN, shown="+.1f")
         )
-    return lines
+    return bars
 
 
-def _control(found: dict[str, dict[str, list[float]]], means: dict[str, float], whole: list[str]) -> list[str]:
+def _control(accuracies: dict[str, dict[str, list[float]]], means: dict[str, float], whole: list[str]) -> list[str]:
     """What the network without attention says about these sets."""
     if not means:
         return []
@@ -182,9 +179,10 @@ def _control(found: dict[str, dict[str, list[float]]], means: dict[str, float], 
     first = [
         name
         for name in whole
-        if statistics.fmean(found[name]["none"]) >= max(statistics.fmean(found[name][kind]) for kind in others)
+        if statistics.fmean(accuracies[name]["none"])
+        >= max(statistics.fmean(accuracies[name][kind]) for kind in others)
     ]
-    told = (
+    verdict = (
         f"The control wins: without any attention the mean is {means['none']:.1f} %, {gap:.1f} points above the best attention ({best})"
         if gap >= 0
         else f"Without any attention the mean is {means['none']:.1f} %, {-gap:.1f} points below the best attention ({best})"
@@ -192,4 +190,4 @@ def _control(found: dict[str, dict[str, list[float]]], means: dict[str, float], 
     beaten = [kind for kind in others if means["none"] >= others[kind]]
     worse = f"; it is no worse than {', '.join(beaten)}" if beaten and gap < 0 else ""
     alone = f"; on {', '.join(first)} nothing beats it" if first else "; on no set is it the best"
-    return [f"- {told}{worse}{alone}."]
+    return [f"- {verdict}{worse}{alone}."]

@@ -1,12 +1,10 @@
-"""What both symmetry recipes share: parts that survive a stop, rotations by the batch, one way to train, mean and spread."""
+"""What both symmetry recipes share: rotations by the batch, one way to train, mean and spread."""
 
 from __future__ import annotations
 
 import copy
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,26 +13,7 @@ from torch import Tensor, nn
 Data = tuple[Tensor, Tensor, Tensor]  # X [S, n, d], Z [S, k, d], target [S, m, d]
 
 
-class Parts:
-    """Results by name in one file of the work folder; a part that is there is not run again."""
-
-    def __init__(self, folder: Path, name: str, say: Callable[[str], None]) -> None:
-        self.file = folder / f"{name}.json"
-        self.done: dict[str, list[float]] = json.loads(self.file.read_text()) if self.file.is_file() else {}
-        self.say = say
-
-    def get(self, key: str, run: Callable[[], list[float]]) -> list[float]:
-        if key not in self.done:
-            self.done[key] = run()
-            told = json.dumps(self.done, indent=1)
-            temporary = self.file.with_suffix(".new")
-            temporary.write_text(told)
-            temporary.replace(self.file)
-            self.say(f"{key}: {', '.join(f'{value:.3f}' for value in self.done[key])}")
-        return self.done[key]
-
-
-class Recipe(NamedTuple):
+class Training(NamedTuple):
     """How a model is trained; `augment` turns every sample of every batch by its own random orthogonal matrix."""
 
     rate: float
@@ -56,25 +35,25 @@ def rotations(count: int, d: int, generator: torch.Generator) -> Tensor:
 def train(
     model: nn.Module,
     data: Data,
-    recipe: Recipe,
+    training: Training,
     generator: torch.Generator,
     validate: Callable[[nn.Module], float] | None = None,
 ) -> nn.Module:
     """AdamW on the mean squared error; with `validate`, the best of the checkpoints taken every 50 steps."""
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.rate, weight_decay=recipe.decay)
-    pool = rotations(1024, data[0].shape[-1], generator).to(data[0]) if recipe.augment else None
+    optimizer = torch.optim.AdamW(model.parameters(), training.rate, weight_decay=training.decay)
+    pool = rotations(1024, data[0].shape[-1], generator).to(data[0]) if training.augment else None
     best, kept = -float("inf"), None
-    for step in range(recipe.steps):
-        rows = torch.randint(len(data[0]), (recipe.batch,), generator=generator)
+    for step in range(training.steps):
+        rows = torch.randint(len(data[0]), (training.batch,), generator=generator)
         x, z, target = (part[rows] for part in data)
         if pool is not None:
-            turn = pool[torch.randint(len(pool), (recipe.batch,), generator=generator)].mT
+            turn = pool[torch.randint(len(pool), (training.batch,), generator=generator)].mT
             x, z, target = x @ turn, z @ turn, target @ turn
         loss = nn.functional.mse_loss(model(x, z), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if validate is not None and (step % 50 == 49 or step == recipe.steps - 1):
+        if validate is not None and (step % 50 == 49 or step == training.steps - 1):
             score = validate(model)
             if score > best:
                 best, kept = score, copy.deepcopy(model.state_dict())

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.symmetry import Data, Parts, Plain, Recipe, perceptron, rotations, shown, train
-from heedful.cli.reproduce import Setting
+from experiments.recipe import Block, Setting, Table
+from experiments.symmetry import Data, Plain, Training, perceptron, rotations, shown, train
 
 D, TOKENS, TEST = 16, 12, 1000
 SIZES = (25, 50, 100, 200, 800, 3200)
@@ -74,7 +74,7 @@ def sample(count: int, generator: torch.Generator) -> tuple[Data, Tensor]:
     return (z[at[:, None], spelled], z, z[at, answer][:, None]), answer
 
 
-def accuracy(name: str, size: int, recipe: Recipe, seed: int, device: str) -> float:
+def accuracy(name: str, size: int, recipe: Training, seed: int, device: str) -> float:
     generator = torch.Generator().manual_seed(1000 * seed + size)
     torch.manual_seed(seed)
     data, _ = sample(size, generator)
@@ -92,16 +92,16 @@ def run(setting: Setting) -> dict[str, Any]:
     steps = 300 if setting.quick else 1500
     sizes = (200, 800) if setting.quick else SIZES
     large = sizes[-1]
-    parts = Parts(setting.work, "parts-quick" if setting.quick else "parts", setting.say)
+    store = setting.store()
 
-    def measured(name: str, size: int, recipe: Recipe, over: tuple[int, ...] = seeds) -> list[float]:
+    def measured(name: str, size: int, recipe: Training, over: tuple[int, ...] = seeds) -> list[float]:
         return [
-            parts.get(f"{name}, {size} samples, {recipe}, seed {seed}",
+            store.get(f"{name}, {size} samples, {recipe}, seed {seed}",
                       lambda seed=seed: [accuracy(name, size, recipe, seed, setting.device)])[0]
             for seed in over
         ]  # fmt: skip
 
-    plain, turned = Recipe(2e-3, steps=steps), Recipe(2e-3, augment=True, steps=steps)
+    plain, turned = Training(2e-3, steps=steps), Training(2e-3, augment=True, steps=steps)
     table = {
         "knowledge": {size: measured("knowledge", size, plain) for size in sizes},
         "mlp": {size: measured("mlp", size, plain) for size in sizes if size >= 200},
@@ -131,39 +131,34 @@ def run(setting: Setting) -> dict[str, Any]:
             "swept": swept, "large": large, "best_baseline": bar, "enough": enough, "factor": factor}  # fmt: skip
 
 
-def _sweep(quick: bool, steps: int) -> dict[str, list[Recipe]]:
+def _sweep(quick: bool, steps: int) -> dict[str, list[Training]]:
     rates, decays = ((2e-3,), (0.0,)) if quick else ((5e-4, 2e-3, 5e-3), (0.0, 0.01, 0.1))
-    mlp = [Recipe(rate, decay, turned, steps) for rate in rates for decay in decays for turned in (False, True)]
+    mlp = [Training(rate, decay, turned, steps) for rate in rates for decay in decays for turned in (False, True)]
     rates = (2e-3,) if quick else (5e-4, 1e-3, 2e-3)
-    return {"mlp": mlp, "transformer": [Recipe(rate, 0.0, turned, steps) for rate in rates for turned in (False, True)]}
+    return {
+        "mlp": mlp,
+        "transformer": [Training(rate, 0.0, turned, steps) for rate in rates for turned in (False, True)],
+    }
 
 
-def table(result: dict[str, Any]) -> str:
+def tables(result: dict[str, Any]) -> list[Block]:
     names = list(result["accuracy"])
-    sizes = list(result["accuracy"]["knowledge"])
-    lines = [
+
+    def cell(name: str, size: str) -> str:
+        values, before = result["accuracy"][name].get(size), REFERENCE[name].get(int(size))
+        return "-" if values is None else shown(values) + (f" [{before}]" if before is not None else "")
+
+    rows = [[size, *(cell(name, size) for name in names)] for size in result["accuracy"]["knowledge"]]
+    swept = [[name, one["settings"], one["best"], shown(one["accuracy"])] for name, one in result["swept"].items()]
+    efficiency = result["factor"] and (
+        f"Sample efficiency: with {result['enough']} samples every seed of the knowledge model is above the best swept baseline with "
+        f"{result['large']} ({result['best_baseline']:.3f}): a factor of at least {result['factor']:.0f}. The baselines stay at chance, so the "
+        "factor is a lower bound. The task is built to have the symmetry."
+    )
+    return [
         "Accuracy, mean (lowest-highest) over seeds; in brackets a single earlier run.",
-        "",
-        f"| training samples | {' | '.join(names)} |",
-        f"|---|{'---|' * len(names)}",
-    ]
-    for size in sizes:
-        cells = []
-        for name in names:
-            values, before = result["accuracy"][name].get(size), REFERENCE[name].get(int(size))
-            cells.append("-" if values is None else shown(values) + (f" [{before}]" if before is not None else ""))
-        lines.append(f"| {size} | {' | '.join(cells)} |")
-    lines += [
-        "",
+        Table(["training samples", *names], rows),
         f"Baselines at {result['large']} samples, best of a sweep by test accuracy:",
-        "",
-        "| model | settings | best | accuracy |",
-        "|---|---|---|---|",
+        Table(["model", "settings", "best", "accuracy"], swept),
+        efficiency or "",
     ]
-    for name, one in result["swept"].items():
-        lines.append(f"| {name} | {one['settings']} | {one['best']} | {shown(one['accuracy'])} |")
-    if result["factor"] is not None:
-        lines += ["", f"Sample efficiency: with {result['enough']} samples every seed of the knowledge model is above the best swept baseline with "
-                  f"{result['large']} ({result['best_baseline']:.3f}): a factor of at least {result['factor']:.0f}. The baselines stay at chance, so the "
-                  "factor is a lower bound. The task is built to have the symmetry."]  # fmt: skip
-    return "\n".join(lines)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from experiments.recipe import Bar, Block, Setting, Table
 from heedful import Gaussian, attend
 from heedful._errors import Unsupported
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from heedful.cli.reproduce import Setting
 
 HEADS, SIZE, BANDWIDTH, ROWS, CALLS = 8, 64, 4.0, 64, 10
 BARS = {"time": 1.25, "memory": 1.2}
@@ -74,22 +74,19 @@ def run(setting: Setting) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    ms, alone, peak = result["ms"], result["alone_ms"], result["peak_bytes"]
-    ratios = {"time": ms["gaussian"] / ms["softmax"], "memory": peak["gaussian"] / peak["softmax"]}
-    lines = [
-        "| | softmax (SDPA) | Gaussian (`attend`) | ratio | bar | |",
-        "|---|---|---|---|---|---|",
-        f"| time | {ms['softmax']:.3f} ms | {ms['gaussian']:.3f} ms | {ratios['time']:.2f} | {BARS['time']} | {_met(ratios, 'time')} |",
-        f"| one call alone | {alone['softmax']:.3f} ms | {alone['gaussian']:.3f} ms | {alone['gaussian'] / alone['softmax']:.2f} | | |",
-        f"| peak memory, inputs included | {peak['softmax'] / 2**20:.0f} MiB | {peak['gaussian'] / 2**20:.0f} MiB | "
-        f"{ratios['memory']:.2f} | {BARS['memory']} | {_met(ratios, 'memory')} |",
-        "",
+def tables(result: dict[str, Any]) -> list[Block]:
+    def row(what: str, figures: dict[str, float], unit: float, how: str, bound: float | None) -> list[str]:
+        bar = Bar(what, figures["gaussian"] / figures["softmax"], bound, at_least=False, shown=".2f")
+        both = [f"{figures[name] / unit:{how}}" for name in ("softmax", "gaussian")]
+        return [what, *both, bar.cells[1], bar.wanted, bar.verdict if bound else ""]
+
+    rows = [
+        row("time, ms", result["ms"], 1, ".3f", BARS["time"]),
+        row("one call alone, ms", result["alone_ms"], 1, ".3f", None),
+        row("peak memory, inputs included, MiB", result["peak_bytes"], 2**20, ".0f", BARS["memory"]),
+    ]
+    return [
+        Table(["", "softmax (SDPA)", "Gaussian (`attend`)", "ratio", "bar", ""], rows),
         f"n = {result['n']:,}, by `{result['implementation']}`, relative error {result['error']:.1e} against float64. "
         f"All coefficients in bfloat16 would be {result['matrix_bytes'] / 2**30:.1f} GiB.",
     ]
-    return "\n".join(lines)
-
-
-def _met(ratios: dict[str, float], name: str) -> str:
-    return "met" if ratios[name] <= BARS[name] else "**missed**"

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.symmetry import Data, Parts, Plain, Recipe, mean, perceptron, shown, train
-from heedful.cli.reproduce import Setting
+from experiments.recipe import Block, Setting, Table
+from experiments.symmetry import Data, Plain, Training, mean, perceptron, shown, train
 
 D, N, K, TEST, VALIDATION = 12, 4, 4, 2000, 200
 SIZES = (32, 128, 512, 2048)
@@ -80,7 +80,7 @@ def r2(model: nn.Module, data: Data) -> float:
     return float(1 - (model(x, z) - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum())
 
 
-def fitted(name: str, size: int, recipe: Recipe, seed: int, device: str) -> list[float]:
+def fitted(name: str, size: int, recipe: Training, seed: int, device: str) -> list[float]:
     """R² on the test samples, and on the validation samples that chose the checkpoint."""
     generator = torch.Generator().manual_seed(1000 * seed + size)
     torch.manual_seed(seed)
@@ -101,16 +101,16 @@ def run(setting: Setting) -> dict[str, Any]:
     steps = 300 if setting.quick else 1500
     sizes = (32, 128) if setting.quick else SIZES
     large = sizes[-1]
-    parts = Parts(setting.work, "parts-quick" if setting.quick else "parts", setting.say)
+    store = setting.store()
 
-    def measured(name: str, size: int, recipe: Recipe, over: tuple[int, ...] = seeds) -> list[list[float]]:
+    def measured(name: str, size: int, recipe: Training, over: tuple[int, ...] = seeds) -> list[list[float]]:
         return [
-            parts.get(f"{name}, {size} samples, {recipe}, seed {seed}",
+            store.get(f"{name}, {size} samples, {recipe}, seed {seed}",
                       lambda seed=seed: fitted(name, size, recipe, seed, setting.device))
             for seed in over
         ]  # fmt: skip
 
-    usual = Recipe(3e-3, steps=steps, batch=64)
+    usual = Training(3e-3, steps=steps, batch=64)
     rows = {
         label: {str(size): [test for test, _ in measured(name, size, usual._replace(augment=turned))] for size in sizes}
         for label, name, turned in (
@@ -121,9 +121,9 @@ def run(setting: Setting) -> dict[str, Any]:
         )
     }
     rates, decays = ((3e-3,), (0.0,)) if setting.quick else ((3e-4, 1e-3, 3e-3), (0.0, 0.1))
-    sweep = [Recipe(rate, decay, turned, steps, 64) for rate in rates for decay in decays for turned in (False, True)]
+    sweep = [Training(rate, decay, turned, steps, 64) for rate in rates for decay in decays for turned in (False, True)]
 
-    def swept(name: str, size: int, recipes: list[Recipe]) -> dict[str, Any]:
+    def swept(name: str, size: int, recipes: list[Training]) -> dict[str, Any]:
         scores = {recipe: measured(name, size, recipe) for recipe in recipes}
         best = max(scores, key=lambda recipe: mean([validation for _, validation in scores[recipe]]))
         return {
@@ -142,31 +142,20 @@ def run(setting: Setting) -> dict[str, Any]:
             "factor": None if enough is None else large / enough}  # fmt: skip
 
 
-def table(result: dict[str, Any]) -> str:
-    names = list(result["r2"])
-    lines = [
+def tables(result: dict[str, Any]) -> list[Block]:
+    names, factor = list(result["r2"]), result["factor"]
+    rows = [
+        [size, *(f"{shown(result['r2'][name][size])} [{REFERENCE[name][int(size)]}]" for name in names)]
+        for size in result["r2"]["mlp"]
+    ]
+    swept = [[one["model"], one["size"], one["settings"], one["best"], shown(one["r2"])] for one in result["swept"]]
+    return [
         "R², mean (lowest-highest) over seeds; in brackets a single earlier run.",
-        "",
-        f"| training samples | {' | '.join(names)} |",
-        f"|---|{'---|' * len(names)}",
-    ]
-    for size in result["r2"]["mlp"]:
-        cells = [f"{shown(result['r2'][name][size])} [{REFERENCE[name][int(size)]}]" for name in names]
-        lines.append(f"| {size} | {' | '.join(cells)} |")
-    lines += [
-        "",
+        Table(["training samples", *names], rows),
         "Swept, best by validation:",
-        "",
-        "| model | training samples | settings | best | R² |",
-        "|---|---|---|---|---|",
+        Table(["model", "training samples", "settings", "best", "R²"], swept),
+        f"No swept Gram MLP with fewer samples reaches the swept MLP with {result['large']}."
+        if factor is None
+        else f"Sample efficiency: the swept Gram MLP with {result['enough']} samples is at or above the swept MLP with {result['large']} "
+        f"in every seed: a factor of at least {factor:.0f}. The task is built to have the symmetry.",
     ]
-    for one in result["swept"]:
-        lines.append(f"| {one['model']} | {one['size']} | {one['settings']} | {one['best']} | {shown(one['r2'])} |")
-    if result["factor"] is None:
-        told = f"No swept Gram MLP with fewer samples reaches the swept MLP with {result['large']}."
-    else:
-        told = (
-            f"Sample efficiency: the swept Gram MLP with {result['enough']} samples is at or above the swept MLP with {result['large']} "
-            f"in every seed: a factor of at least {result['factor']:.0f}. The task is built to have the symmetry."
-        )
-    return "\n".join([*lines, "", told])

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from experiments.recipe import recipe
 
 from brute_force import ARROW, CIRCLE, NONE, TAIL, brute_pag, random_dag, topological
-from heedful.cli.reproduce import recipe
 from heedful.discovery import PAG, DSeparation, FisherZ, RhoThreshold, correlation, discover, fci, icd
 
 recipe("causal-sem")  # puts the experiments on the path

@@ -6,10 +6,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from experiments.recipe import recipe
 
 from brute_force import brute_pag, random_dag
 from heedful import InvalidArgument
-from heedful.cli.reproduce import recipe
 from heedful.discovery import PAG, DSeparation, icd, pc
 from heedful.discovery.orientation import RULES, Oriented, meek, open_marks, orient
 from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL

@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from experiments.recipe import Setting, recipe, text
 
-from heedful.cli.reproduce import Setting, recipe, root
+from heedful.cli.reproduce import root
 from heedful.discovery import orientation
 
 
@@ -17,7 +18,7 @@ def test_quick_run(tmp_path):
     result = module.run(Setting(True, "cpu", tmp_path, lambda text: None))
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["plain"]["icd"] == result["plain"]["graphs"] == 2
-    assert "A quick run" in module.table(result)
+    assert "A quick run" in text(module, result)
 
 
 def test_kept_result_holds_the_counts():
@@ -39,7 +40,7 @@ def test_kept_result_holds_the_counts():
     assert speed["fci"]["ratio"] >= 30
     assert speed["fci"]["first_skeleton_equal"]
     assert next(one["seconds"] for one in speed["icd"] if one["nodes"] == 40) < 1.5
-    assert "false mark" in recipe("causal-oracle").table(result)
+    assert "false mark" in text(recipe("causal-oracle"), result)
 
 
 def test_disagreeing_rules_are_named():

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from experiments.recipe import recipe
 
-from heedful.cli.reproduce import recipe
 from heedful.discovery import NONE, discover
 
 recipe("causal-sem")  # puts the experiments on the path

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from experiments import stacked
 from experiments.crossover import Cell, Crossover, Trained, run_crossover
+from experiments.recipe import text
 from experiments.stacked import OutOfTime, Protocol
+from experiments.store import Store
 
 from heedful import InvalidArgument
 
@@ -76,22 +78,22 @@ def test_a_model_that_diverges_leaves_the_others_alone():
 
 
 def test_finished_cells_are_kept_and_not_trained_again(tmp_path):
-    file = tmp_path / "cells.jsonl"
+    store = Store(tmp_path, lambda line: None)
     cells = [Cell(1e3, 1, 6, 2, (1e-3, 1e-2, 1e-1)), Cell(1e3, 2, 4, 2, (1e-3, 1e-2, 1e-1))]
-    first = run_crossover(TEXT, TEXT, cells[:1], protocol=QUICK, keep=file, extend=False)
-    kept = file.read_text()
-    both = run_crossover(TEXT, TEXT, cells, protocol=QUICK, keep=file, extend=False)
-    assert file.read_text().startswith(kept)
-    assert file.read_text().count("\n") == 2
+    first = run_crossover(TEXT, TEXT, cells[:1], protocol=QUICK, store=store, extend=False)
+    kept = {file: file.read_text() for file in tmp_path.iterdir()}
+    both = run_crossover(TEXT, TEXT, cells, protocol=QUICK, store=store, extend=False)
+    assert all(file.read_text() == text for file, text in kept.items())
+    assert len(list(tmp_path.iterdir())) == 2
     assert both.cells[0] == first.cells[0]
     assert Crossover.from_dict(json.loads(json.dumps(both.to_dict()))) == both
 
 
 def test_a_best_rate_at_the_edge_is_sought_further_out(tmp_path):
     cells = [Cell(1e3, 1, 6, 2, (1e-5, 1e-4))]
-    result = run_crossover(TEXT % 3, TEXT % 3, cells, protocol=QUICK, keep=tmp_path / "cells.jsonl")
+    result = run_crossover(TEXT % 3, TEXT % 3, cells, protocol=QUICK, store=Store(tmp_path, lambda line: None))
     assert result.cells[0].rates == pytest.approx((1e-5, 1e-4, 2e-4, 4e-4, 8e-4, 16e-4))
-    assert (tmp_path / "cells.jsonl").read_text().count("\n") == 3
+    assert len(json.loads(next(tmp_path.iterdir()).read_text())["rates"]) == 6
 
 
 def test_time_that_runs_out_leaves_what_is_done(monkeypatch):
@@ -123,8 +125,8 @@ def test_a_cell_says_whether_it_is_evidence():
     edge = Trained(1e6, 3, 8, 1, (1.0, 2.0), ((3.0, 3.0), (2.5, 2.5)))
     assert (edge.edge, edge.is_evidence) == ("highest", False)
     result = Crossover((inner, edge))
-    assert "2.500↑" in result.table()
-    assert "**2.100**" in result.table()
+    assert "2.500↑" in str(result.table())
+    assert "**2.100**" in str(result.table())
     assert "not evidence" in str(result)
     assert "not evidence" not in str(Crossover((inner,)))
     assert result.winners()[1e6] is inner
@@ -141,7 +143,7 @@ def test_depths_within_the_noise_of_the_best():
 
 # Check 14.
 def test_the_smoke_recipe_tells_every_rate_and_that_it_is_no_evidence(tmp_path, monkeypatch):
-    from heedful.cli.reproduce import Setting, recipe
+    from experiments.recipe import Setting, recipe
 
     module = recipe("depth-smoke")
     from experiments import corpus
@@ -157,7 +159,7 @@ def test_the_smoke_recipe_tells_every_rate_and_that_it_is_no_evidence(tmp_path, 
     monkeypatch.setattr(corpus, "prepare", prepare)
     lines = []
     result = module.run(Setting(True, "cpu", tmp_path / "depth-smoke", lines.append))
-    told = module.table(json.loads(json.dumps(result)))
+    told = text(module, json.loads(json.dumps(result)))
     assert "not evidence" in told
     assert sum(line.startswith(("| 1 |", "| 2 |", "| 4 |")) for line in told.splitlines()) == 9
     assert len(lines) == 3
@@ -165,7 +167,9 @@ def test_the_smoke_recipe_tells_every_rate_and_that_it_is_no_evidence(tmp_path, 
 
 # Check 13, on the figures that the repository keeps.
 def test_the_crossover_that_was_run():
-    from heedful.cli.reproduce import recipe, root
+    from experiments.recipe import recipe
+
+    from heedful.cli.reproduce import root
 
     kept = json.loads((root() / "experiments" / "results" / "depth-crossover.json").read_text())
     found = Crossover.from_dict(kept["result"])
@@ -179,7 +183,7 @@ def test_the_crossover_that_was_run():
     deepest = found.of(0.25e6)[-1]
     assert deepest.layers == 12
     assert deepest.loss - found.winners()[0.25e6].loss > 0.2
-    assert "**" in recipe("depth-crossover").table(kept["result"])
+    assert "**" in text(recipe("depth-crossover"), kept["result"])
 
 
 def test_wrong_shapes_and_texts_are_refused():

@@ -134,7 +134,7 @@ def test_discover_writes_files(chain):
         (("{}/few.csv", "--data"), "data must have at least 4 rows"),
         (("{}/cov.csv", "-n", "1000", "--learner", "ges"), "learner must be one of"),
         (("{}/data.csv", "-n", "1000"), "square"),
-        (("{}/cov.csv", "-n", "1000", "--learner", "pc", "--selection-bias"), "--selection-bias is for icd and fci"),
+        (("{}/cov.csv", "-n", "1000", "--learner", "pc", "--selection-bias"), "--learner pc does not take --selection-bias"),
         (("{}/cov.csv", "-n", "1000", "--plot", "{}"), "is a folder"),
         (("{}/cov.csv", "-n", "1000", "--plot", "{}/g.xyz"), ".png"),
     ],

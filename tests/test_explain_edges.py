@@ -107,9 +107,9 @@ def test_a_rank_that_the_covariance_lacks():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": ""}, "not empty"),
-        ({"text": "  \n"}, "not empty"),
-        ({"text": None}, "not empty"),
+        ({"text": ""}, "the text is empty"),
+        ({"text": "  \n"}, "the text is empty"),
+        ({"text": None}, "must be a string"),
         ({"text": "\ud800"}, "not valid Unicode"),
         ({"text": "cat " * 63}, "has 65 tokens, but the model's limit is 64"),
         ({"target": "wonderful"}, "one of the labels bad, fair, good"),

@@ -72,7 +72,7 @@ def test_a_decoder_that_depends_on_its_first_or_last_word_is_explained_by_it(mak
     assert any("idle attention" in sentence for sentence in found.trust)
     assert found.sets_note == "all 8 single words among the candidates were tried"
     assert f"Removing {words[place]} alone changes the answer" in str(found).replace("\n", " ")
-    assert f"<span class=chosen>{words[place]}</span>" in found.to_html()
+    assert f'<span class="chosen"><bdi>{words[place]}</bdi></span>' in found.to_html()
 
 
 def test_sets_that_end_a_text_elsewhere_come_last():

@@ -234,3 +234,44 @@ def test_unequal_series_of_the_archive(run, tmp_path):
     model.fit(train.X, train.y)
     with pytest.warns(UserWarning, match="1 of 370 series are longer"):
         assert model.score(test.X, test.y) > 0.95
+
+
+def test_score_tells_how_well_a_model_does(run, file, tmp_path):
+    assert run("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet")[0] == 0
+    test = read(file, "test")
+    right = SeriesClassifier.from_pretrained(tmp_path / "model").score(test.X, test.y)
+    code, out, err = run("score", tmp_path / "model", file)
+    assert (code, out, err) == (0, f"{test!r}\naccuracy {right:.4f}\n", "")
+    code, out, _ = run("score", tmp_path / "model", file, "--json")
+    assert json.loads(out) == {"data": repr(test), "cases": 20, "accuracy": right}
+    np.savez(tmp_path / "bare.npz", X=test.X)
+    code, out, err = run("score", tmp_path / "model", tmp_path / "bare.npz")
+    assert (code, out, "holds no labels" in err) == (2, "", True)
+
+
+def test_options_are_the_estimators_own(run, file, tmp_path):
+    """Whatever the constructor takes is an option, with its docstring, type and default; nothing lists them twice."""
+    import inspect
+
+    _, out, _ = run("fit", "--help")
+    own = set(inspect.signature(SeriesClassifier).parameters) - {"progress", "checkpoint_dir"}
+    short = {"num_heads": "heads", "validation_fraction": "held-out", "random_state": "seed"}
+    for name in own:
+        assert f"--{short.get(name, name.replace('_', '-'))} " in out
+    assert "width of the network" in out
+    call = ("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet")
+    more = ("--max-len", 7, "--patience", "none", "--batch-size", "auto", "--class-weight", "balanced", "--head=mean")
+    assert run(*call, *more)[0] == 0
+    model = SeriesClassifier.from_pretrained(tmp_path / "model")
+    assert (model.max_len, model.patience, model.batch_size, model.class_weight) == (7, None, "auto", "balanced")
+    assert (model.head, model.random_state) == ("mean", 0)
+    for wrong, message in (
+        (("--epochs", "many"), "Invalid value for '--epochs'"),
+        (("--head", "max"), "--head must be one of flatten, mean; got 'max'"),
+        (("--held-out", 1.5), "--held-out must be a number from 0 and below 1"),
+        (("--estimator", "Magic"), "--estimator must be one of SeriesClassifier; got 'Magic'"),
+        (("--colour", "red"), "--colour"),
+    ):
+        code, _, err = run("fit", file, "--out", tmp_path / "new", *wrong)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err

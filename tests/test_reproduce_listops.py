@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from experiments.recipe import Setting, text
 
-from heedful.cli.reproduce import Setting, root
+from heedful.cli.reproduce import root
 
 sys.path.insert(0, str(root()))
 from experiments import listops, primal_listops
@@ -202,7 +203,7 @@ def test_listops_quick_run_and_its_table(tiny, monkeypatch):
     result = primal_listops.run(Setting(True, "cpu", folder, quiet))
     assert json.loads(json.dumps(result)) == result
     assert [row["attention"] for row in result["runs"]] == list(primal_listops.FORMS)
-    table = primal_listops.table(result)
+    table = text(primal_listops, result)
     assert "A quick run: no evidence." in table
     assert "majority floor" in table
     rows = [
@@ -210,8 +211,8 @@ def test_listops_quick_run_and_its_table(tiny, monkeypatch):
         for name, test in (("primal", 37.0), ("softmax", 35.9), ("none", 37.1))
         for seed in (0, 1)
     ]
-    table = primal_listops.table(result | {"quick": False, "runs": rows, "wanted": 15})
-    assert "primal at least 36 %: 37.0 %, met" in table
-    assert "softmax at least 36 %: 35.9 %, MISSED" in table
+    table = text(primal_listops, result | {"quick": False, "runs": rows, "wanted": 15})
+    assert "Accuracy of primal, %: 37.0, wanted >= 36: met" in table
+    assert "Accuracy of softmax, %: 35.9, wanted >= 36: MISSED" in table
     assert "The network without any attention, 37.1 %, is as good as every other." in table
     assert "Incomplete: 6 of 15 trainings." in table

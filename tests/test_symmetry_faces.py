@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from experiments.recipe import recipe, text
+from experiments.store import Store
 
 from heedful import Unsupported, cli
 from heedful.bridges import reading
-from heedful.cli.reproduce import recipe, root
+from heedful.cli.reproduce import root
 from heedful.lens.sections import Subject
 from heedful.lens.symmetry.section import section
 
@@ -278,7 +280,7 @@ def test_arithmetic_results_meet_the_bars():
     for name in ("mlp", "augmented mlp", "transformer"):
         assert max(max(values) for values in accuracy[name].values()) <= 0.2
     assert max(max(one["accuracy"]) for one in result["swept"].values()) <= 0.2
-    assert "built to have the symmetry" in recipe("symmetry-arithmetic").table(result)
+    assert "built to have the symmetry" in text(recipe("symmetry-arithmetic"), result)
 
 
 def test_regression_results_meet_the_bars():
@@ -287,26 +289,23 @@ def test_regression_results_meet_the_bars():
     swept = {(one["model"], one["size"]): one["r2"] for one in result["swept"]}
     assert min(swept["gram mlp", 128]) >= max(swept["mlp", 2048])
     assert result["factor"] >= 16
-    assert "built to have the symmetry" in recipe("symmetry-regression").table(result)
+    assert "built to have the symmetry" in text(recipe("symmetry-regression"), result)
 
 
 def test_recipes_go_on_where_they_were(tmp_path):
-    recipe("symmetry-regression")
-    from experiments.symmetry import Parts
-
     ran = []
     for _ in range(2):
-        parts = Parts(tmp_path, "parts", lambda line: None)
-        assert parts.get("one", lambda: ran.append(1) or [0.5]) == [0.5]
+        store = Store(tmp_path, lambda line: None)
+        assert store.get("one", lambda: ran.append(1) or [0.5]) == [0.5]
     assert ran == [1]
 
 
 @pytest.mark.parametrize("name", ["symmetry-arithmetic", "symmetry-regression"])
 def test_recipes_measure_what_they_say(name):
     module = recipe(name)
-    from experiments.symmetry import Recipe
+    from experiments.symmetry import Training
 
-    train = Recipe(3e-3, steps=60, batch=32)
+    train = Training(3e-3, steps=60, batch=32)
     if name == "symmetry-arithmetic":
         (x, z, target), answer = module.sample(50, torch.Generator().manual_seed(0))
         assert torch.equal(torch.cdist(target, z)[:, 0].argmin(-1), answer)

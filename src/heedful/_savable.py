@@ -112,7 +112,7 @@ def remaking(folder: str | Path, name: str) -> Iterator[None]:
         raise CorruptModel(f"{folder}: {name} cannot be made from what was saved: {error}") from error
 
 
-def known(kind: str, name: str | None = None) -> list[type[Savable]]:
+def known(kind: str, name: str | None = None) -> list[type[Any]]:
     """The classes of a kind, or those of them that have this name, the latest last."""
     return [cls for (family, _, own), cls in _CLASSES.items() if family == kind and name in (None, own)]
 

@@ -94,7 +94,7 @@ class KernelSVD(Transformer):
         self.right = right
         self.n_landmarks = n_landmarks
 
-    def fit(self, X: Any, y: Any = None, *, Z: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, *, Z: Any = None) -> Self:  # type: ignore[override]
         """Decomposes the kernel between X `(n, features)` and Z `(m, features)`, by default X again; y is ignored."""
         self._check()
         X = validated(self, _array(X))

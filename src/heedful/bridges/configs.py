@@ -38,24 +38,29 @@ PARTS = ("text_config", "vision_config", "audio_config", "llm_config", "language
 DEEPEST = 8
 
 # Model types whose direction is known, and what those types do where a configuration is silent.
-DECODERS = frozenset(
-    ["gpt2", "opt", "gpt_neox", "llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"]
-)  # fmt: skip
-ENCODERS = frozenset(["bert", "roberta", "distilbert", "albert", "vit", "t5", "mt5"])
+DECODERS = {
+    "gpt2",
+    "opt",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "mixtral",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "qwen2",
+    "qwen3",
+}
+ENCODERS = {"bert", "roberta", "distilbert", "albert", "vit", "t5", "mt5"}
 GATED = ("llama", "mistral", "mixtral", "gemma", "qwen", "mt5")
 UNTIED = ("llama", "mistral", "mixtral", "qwen", "gpt_neox")
 
 # Beyond so many layers parameters are estimated, not counted.
 MOST_LAYERS = 512
 
-# What `make` can write: the class of the configuration and of the model it is for.
-KINDS = {
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
-    "bert": ("BertConfig", "BertModel"),
-    "llama": ("LlamaConfig", "LlamaForCausalLM"),
-    "mistral": ("MistralConfig", "MistralForCausalLM"),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+# What `make` can write, and the model that it is for.
+KINDS = {"gpt2": "GPT2LMHeadModel", "bert": "BertModel"} | {
+    kind.lower(): f"{kind}ForCausalLM" for kind in ("Llama", "Mistral", "Qwen2", "Qwen3")
 }
 
 
@@ -164,24 +169,24 @@ def count(config: dict[str, Any]) -> int | None:
     """
     config = _single(config)
     kind, name = _text(config.get("model_type")), _class(config)
-    if not kind or find_spec("transformers") is None or (_find(config, "layers") or 0) > MOST_LAYERS:
+    deep = any(is_whole(value) and value > MOST_LAYERS for key, value in config.items() if "layer" in key)
+    if not kind or deep or find_spec("transformers") is None:
         return None
     import torch
-    import transformers
+    import transformers as hf
 
     from heedful.bridges.reading import quietly
 
     plain = {key: value for key, value in config.items() if key != "model_type" and value is not None}
+    build = getattr(hf, name, None)
+    if not name:
+        words = hf.AutoModelForSeq2SeqLM if kind in ("t5", "mt5") else hf.AutoModelForCausalLM
+        build = (words if _writes(config, kind) else hf.AutoModel).from_config
+    elif not (isinstance(build, type) and issubclass(build, hf.PreTrainedModel)):
+        return None
     try:
         with quietly(), torch.device("meta"):
-            full = transformers.AutoConfig.for_model(kind, **plain)
-            if name:
-                model = getattr(transformers, name)(full)
-            else:
-                words = (
-                    transformers.AutoModelForSeq2SeqLM if kind in ("t5", "mt5") else transformers.AutoModelForCausalLM
-                )
-                model = (words if _writes(config, kind) else transformers.AutoModel).from_config(full)
+            model = build(hf.AutoConfig.for_model(kind, **plain))
     except Exception:  # whatever a configuration makes a model's own code raise
         return None
     return sum(weight.numel() for weight in model.parameters())
@@ -195,9 +200,8 @@ def _single(config: dict[str, Any]) -> dict[str, Any]:
         if not both and (not parts or _find(config, "width") is not None):
             return config
         if len(parts) > 1:
-            ways = " or its ".join(parts[:2] if both else parts)
-            count = "two" if len(parts) == 2 else "several"
-            raise InvalidArgument(f"this configuration holds {count} models; give its {ways}")
+            ways, many = " or its ".join(parts[:2] if both else parts), "two" if len(parts) == 2 else "several"
+            raise InvalidArgument(f"this configuration holds {many} models; give its {ways}")
         config = config[parts[0]]
     raise InvalidArgument(
         f"this configuration holds another, and so on for more than {DEEPEST} times; give the innermost"
@@ -232,7 +236,7 @@ def make(kind: str, shape: dict[str, Any]) -> Any:
         import transformers
     except ImportError:
         raise MissingExtra("transformers", "hf") from None
-    return getattr(transformers, KINDS[kind][0])(**values)
+    return transformers.AutoConfig.for_model(kind, **values)
 
 
 def keys(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
@@ -302,10 +306,10 @@ def _number(config: dict[str, Any], key: str, default: int, least: int = 1) -> i
     return default if value is None else _whole(key, value, value, least)
 
 
-def _pair(config: dict[str, Any], key: str, default: int = 0) -> tuple[int, int]:
+def _pair(config: dict[str, Any], key: str) -> tuple[int, int]:
     """A height and a width, which one number may stand for."""
-    value = config.get(key)
-    both = value if isinstance(value, list | tuple) else [default if value is None else value] * 2
+    value = config[key]
+    both = value if isinstance(value, list | tuple) else [value] * 2
     if len(both) != 2:
         raise InvalidArgument(
             f"{key} must be a whole number or two of them; got {_shown(value)}; correct the configuration"

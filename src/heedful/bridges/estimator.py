@@ -93,7 +93,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _tensors(self, samples: Samples) -> tuple[Tensor, ...]:
         """The network's inputs."""
-        return tuple(torch.from_numpy(part).float() for part in samples.inputs)
+        return tuple(torch.from_numpy(part.astype(np.float32)) for part in samples.inputs)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None) -> Self:
         """Learns from X and y; goes on where a killed call with the same `checkpoint_dir` stopped.
@@ -102,7 +102,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         one entry of `groups` are held out together.
         """
         self._check()
-        from heedful.bridges.training import train
+        from heedful.bridges.training import is_first, train
 
         device = device_of(self.device)
         samples = self._read(X, y, sample_weight, groups, fitting=True)
@@ -116,7 +116,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         with torch.random.fork_rng([]):
             torch.manual_seed(self.seed_)
             network = self._network()
-        with bar(wanted=self.progress, stays=True) as progress:
+        with bar(wanted=self.progress and is_first(), stays=True) as progress:
             self.training_ = train(
                 network,
                 **self._parts(samples, learn, held),

@@ -75,48 +75,43 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
 
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
-    """An estimator whose network gives a number (or several) for each case, `(cases,)` or `(cases, targets)`.
+    """An estimator whose network gives a number for each case, `(cases,)`.
 
     The network learns the standardised target by squared errors; `target_mean_` and `target_scale_` bring it back.
     """
 
     metric: ClassVar[str] = "r2"
     _target: ClassVar[tuple[str, ...]] = ("target_mean_", "target_scale_")  # to be listed in `_fitted`
-    target_mean_: np.ndarray
-    target_scale_: np.ndarray
+    target_mean_: float
+    target_scale_: float
 
     def _labelled(self, samples: Samples) -> Samples:
-        target = np.asarray(samples.target, dtype=np.float64)
-        return replace(samples, target=target, weights=_plain_weights(samples))
+        target = np.array(samples.target, dtype=np.float64)
+        weights = weights_of(np.zeros(1), np.zeros(len(samples), dtype=int), None, samples.weights)
+        return replace(samples, target=target, weights=weights)
 
     def _scale(self, samples: Samples) -> None:
-        super()._scale(samples)
         assert samples.target is not None
-        spread = np.atleast_1d(samples.target.std(0))
-        self.target_mean_, self.target_scale_ = np.atleast_1d(samples.target.mean(0)), np.where(spread > 0, spread, 1.0)
+        self.target_mean_, self.target_scale_ = float(samples.target.mean()), float(samples.target.std()) or 1.0
 
     def _errors(self, network: nn.Module, inputs: Inputs, target: Tensor | None) -> Tensor:
-        """`(cases, targets)`, in standard deviations."""
+        """In standard deviations."""
         assert target is not None
-        output = network(*inputs).reshape(len(target), -1)
-        mean, scale = (torch.from_numpy(part).to(target) for part in (self.target_mean_, self.target_scale_))
-        return output - ((target.reshape(len(target), -1) - mean) / scale).to(output)
+        output = network(*inputs)
+        return output - ((target - self.target_mean_) / self.target_scale_).to(output)
 
     def _loss(self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None) -> Tensor:
-        return _weighted(self._errors(network, inputs, target).square().mean(1), weight).mean()
+        return _weighted(self._errors(network, inputs, target).square(), weight).mean()
 
     def _measure(
         self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None
     ) -> Mapping[str, Tensor]:
         errors = self._errors(network, inputs, target)
-        absolute = (errors.abs() * torch.from_numpy(self.target_scale_).to(errors)).mean(1)
-        return {"loss": _weighted(errors.square().mean(1), weight), "absolute_error": absolute}
+        return {"loss": _weighted(errors.square(), weight), "absolute_error": errors.abs() * self.target_scale_}
 
     def predict(self, X: Any) -> np.ndarray:
-        """A number for each case, or a row of them."""
-        numbers = self._outputs(X).astype(np.float64)
-        scaled = numbers.reshape(len(numbers), -1) * self.target_scale_ + self.target_mean_
-        return scaled[:, 0] if numbers.ndim == 1 else scaled
+        """A number for each case."""
+        return self._outputs(X).astype(np.float64) * self.target_scale_ + self.target_mean_
 
 
 class Ranker(Estimator):
@@ -207,10 +202,6 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
 
 def _weighted(loss: Tensor, weight: Tensor | None) -> Tensor:
     return loss if weight is None else weight * loss
-
-
-def _plain_weights(samples: Samples) -> np.ndarray | None:
-    return weights_of(np.zeros(1), np.zeros(len(samples), dtype=int), None, samples.weights)
 
 
 def _padded(lists: list[Any]) -> tuple[Any, Tensor | None, None]:

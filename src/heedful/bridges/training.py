@@ -193,7 +193,7 @@ class _Task(lightning.LightningModule):  # type: ignore[misc]
         if not how.scheduled:
             return optimizer
         steps = self.trainer.estimated_stepping_batches
-        if math.isinf(steps):
+        if not 0 < steps < math.inf:
             raise InvalidArgument(
                 f"schedule={how.schedule!r} and warmup={how.warmup} need the number of steps, and a stream has none; take 'flat' and 0"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from functools import cache
@@ -153,14 +154,15 @@ def _reproduce(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     work: Annotated[Path | None, typer.Option(help="Folder for finished parts, to continue after a stop.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON here.")] = None,
+    seconds: Annotated[float, typer.Option(help="Begin no further part after so many.", show_default=False)] = math.inf,
 ) -> None:
     """Recomputes a published table and prints our numbers beside the paper's."""
-    from heedful.cli.reproduce import listing, reproduce
+    from heedful.cli.reproduce import recipes
 
     if name is None:
-        typer.echo(listing())
+        typer.echo(recipes().listing())
         return
-    table, file = reproduce(name, quick=quick, device=device, work=work, out=out)
+    table, file = recipes().reproduce(name, quick=quick, device=device, work=work, out=out, seconds=seconds)
     typer.echo(f"{table}\n\nwritten to {file}")
 
 

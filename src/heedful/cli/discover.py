@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -151,29 +151,21 @@ def discover(
     if plot is not None:
         check_picture(plot)
     table = read_table(file.expanduser())
-    if data == (samples is not None):
-        raise InvalidArgument(
-            "--data takes the number of samples from the file; leave --samples out"
-            if data
-            else "a covariance needs --samples, the number of samples it was computed from; give --data if the file holds the samples"
-        )
     labels, names = table.labels or [], table.names or []
     if not data and labels != names and labels and set(labels) == set(names):
         raise InvalidArgument(
             f"{file}: rows and columns of a covariance must have the same order; the first row is {labels[0]!r}, the first "
             f"column {names[0]!r}"
         )
-    if selection_bias and learner == "pc":
-        raise InvalidArgument("--selection-bias is for icd and fci; pc assumes that nothing was selected")
     # All that can be checked without torch is checked by now.
     from heedful.discovery import discover as learn
 
-    source: dict[str, Any] = {"data": table.values} if data else {"covariance": table.values, "samples": samples}
     with bar() as progress, warnings.catch_warnings():
         # What there is to warn of stands in the graph's trust, which is printed.
         warnings.simplefilter("ignore", UserWarning)
         graph = learn(
-            **source,
+            **{"data" if data else "covariance": table.values},
+            samples=samples,
             alpha=alpha,
             learner=learner,
             names=table.names,

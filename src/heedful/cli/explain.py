@@ -72,7 +72,7 @@ def explain(
         if explain_windows:
             windows = explainer.explain_windows(words or SENTENCE, target, progress=progress)
         else:
-            why = explainer.explain(words or SENTENCE, target, progress=progress)
+            result = explainer.explain(words or SENTENCE, target, progress=progress)
     if explain_windows:
         if as_json:
             typer.echo(json.dumps({"windows": [window.to_dict() for window in windows]}, indent=2))
@@ -83,20 +83,20 @@ def explain(
             typer.echo("")
         return
     if out is not None:
-        write(out, why.to_html())
+        write(out, result.to_html())
     if dot is not None:
-        write(dot, why.pag.to_dot())
+        write(dot, result.pag.to_dot())
     if plot is not None:
-        save_picture(plot, why.plot)
+        save_picture(plot, result.plot)
     if as_json:
-        typer.echo(json.dumps(why.to_dict(), indent=2))
+        typer.echo(json.dumps(result.to_dict(), indent=2))
         return
-    _show(why)
+    _show(result)
     for path in files:
         typer.echo(f"written to {path}")
 
 
-def _show(why: Explanation) -> None:
+def _show(result: Explanation) -> None:
     """The explanation for people, the answer in bold where the terminal has any."""
     from rich.console import Console
     from rich.text import Text
@@ -105,5 +105,5 @@ def _show(why: Explanation) -> None:
 
     console = Console(highlight=False)
     spelled = {"max_sets": "--max-sets", "max_calls": "--max-calls"}
-    first, *rest = lines(why, min(console.width, 100), lambda note: in_options(note, spelled))
+    first, *rest = lines(result, min(console.width, 100), lambda note: in_options(note, spelled))
     console.print(Text(first, "bold"), Text("\n".join(rest)), sep="\n")

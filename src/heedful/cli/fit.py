@@ -122,13 +122,13 @@ def predict(
         raise InvalidArgument(f"--proba is for classifiers; {folder} holds a {type(model).__name__}")
     data = kind.read(file, "test")
     with _warnings_in_a_line():
-        probabilities = model.predict_proba(data.X) if hasattr(model, "classes_") else None
-    answers = model.predict(data.X) if probabilities is None else model.classes_[probabilities.argmax(1)]
+        shares = model.predict_proba(data.X) if hasattr(model, "classes_") else None
+        answers = model.predict(data.X) if shares is None else model.classes_[shares.argmax(1)]
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(["case", "prediction", *(map(str, model.classes_) if proba else ())])
-    shares = [[f"{part:.6g}" for part in row] for row in probabilities.tolist()] if proba else [[]] * len(answers)
-    rows.writerows([at, answer, *row] for at, (answer, row) in enumerate(zip(answers.tolist(), shares, strict=True)))
+    for at, answer in enumerate(answers.tolist()):
+        rows.writerow([at, answer, *(f"{part:.6g}" for part in (shares[at].tolist() if proba else ()))])
     if out is None:
         typer.echo(table.getvalue(), nl=False)
     else:
@@ -139,7 +139,7 @@ def predict(
 
 
 def score(folder: Folder, file: File, task: TaskName = None, device: Device = "auto", as_json: AsJson = False) -> None:
-    """Tells how well a model does on the labelled cases of a file."""
+    """Computes the metric of a model, such as accuracy, on the labelled cases of a file."""
     _wait_asleep()
     model, kind = _opened(folder, file, task, device)
     data = _labelled(kind, file, "test")
@@ -174,9 +174,8 @@ def _asking(estimator: type[Any]) -> typer.Typer:
         if kinds != [bool]:
             shown |= {"parser": partial(_value, kinds), "metavar": "|".join(_word(kind) for kind in kinds)}
         names = (SHORT[parameter.name],) if parameter.name in SHORT else ()
-        annotation = Annotated[
-            bool if kinds == [bool] else Any, typer.Option(*names, show_default=default is not None, **shown)
-        ]
+        option = typer.Option(*names, show_default=default is not None, **shown)
+        annotation: Any = Annotated[bool, option] if kinds == [bool] else Annotated[Any, option]
         options.append(
             inspect.Parameter(parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )

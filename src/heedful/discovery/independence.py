@@ -6,7 +6,7 @@ Every test answers `run(x, y, z)`: pair k is `x[k]`, `y[k]` given the set `z[k]`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -158,13 +158,8 @@ class _Partial:
     """Partial correlations by `_block`, for as many questions at a time as memory is meant for."""
 
     n: int
-
-    def _numbers(self, size: int) -> int:
-        """How many numbers are held for one question."""
-        raise NotImplementedError
-
-    def _block(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
-        raise NotImplementedError
+    _numbers: Callable[[int], int]  # held for one question, by the size of its set
+    _block: Callable[[Ints, Ints, Ints], tuple[Floats, Bools]]
 
     def partial(self, x: Ints, y: Ints, z: Ints) -> tuple[Floats, Bools]:
         r"""$\rho_{xy \cdot Z}$ `[k]`, and whether it is defined: false where Z fixes x or y already."""

@@ -79,9 +79,9 @@ def icd(
             state.ask.singles(pairs, state.beside, state.remove)
         else:
             for pair in state.ask.counted(pairs):
-                given = state.ask.first(pair, _near_sets(state, pair, size))
-                if given is not None:
-                    state.remove(pair, given)
+                sepset = state.ask.first(pair, _near_sets(state, pair, size))
+                if sepset is not None:
+                    state.remove(pair, sepset)
 
     # Arrowheads alone, by R0-R4.
     state.passes(range(state.ask.n - 1), one, lambda: state.orient(complete=False))
@@ -183,7 +183,7 @@ def _sure_colliders(state: State) -> Marks:
         for (a, c), members in state.members.items()
         for b in bits(near[a] & near[c] & ~mask_of(members))
     ]
-    apart = state.ask.separated([((b, v), given) for a, b, c, given in triples for v in (a, c)])
+    apart = state.ask.separated([((b, v), sepset) for a, b, c, sepset in triples for v in (a, c)])
     at = Oriented(open_marks(state.skeleton))
     at.write(
         end
@@ -291,9 +291,9 @@ def discover(
     _check_options(learner, options)
     if (data is None) == (samples is None):
         raise InvalidArgument(
-            "samples are the rows of data; give samples with a covariance alone"
+            "samples are counted from the rows of data; leave samples out"
             if samples is not None
-            else "a covariance needs samples=..., how many draws it was computed from"
+            else "a covariance needs samples=..., the number of samples it was computed from; the samples themselves are for data=..."
         )
     columns = [str(name) for name in getattr(covariance if data is None else data, "columns", ())]
     rows = None if data is None else table(data, "data")
@@ -324,7 +324,8 @@ def _check_options(learner: str, options: dict[str, Any]) -> None:
         value = options.pop(option)
         if value is not None and value is not False:
             raise InvalidArgument(
-                f"learner={learner!r} does not take {option}; leave it out, or take learner={' or '.join(map(repr, able))}"
+                f"learner={learner!r} does not take {option}; leave it out, or take "
+                + " or ".join(f"learner={name!r}" for name in able)
             )
 
 

@@ -118,9 +118,9 @@ def contradictions(at: Oriented, sepsets: Sepsets) -> set[tuple[int, int]]:
     links = at.links
     return {
         end
-        for (a, c), given in sepsets.items()
-        if given and not links.adjacent[a] >> c & 1
-        for b in given
+        for (a, c), sepset in sepsets.items()
+        if sepset and not links.adjacent[a] >> c & 1
+        for b in sepset
         if links.into[b] >> a & 1 and links.into[b] >> c & 1
         for end in ((a, b), (c, b))
     }
@@ -131,9 +131,9 @@ def _r0(at: Oriented, sepsets: Sepsets) -> bool:
     adjacent = at.links.adjacent
     arrows = [
         end
-        for (a, c), given in sepsets.items()
+        for (a, c), sepset in sepsets.items()
         if not adjacent[a] >> c & 1
-        for b in bits(adjacent[a] & adjacent[c] & ~mask_of(given))
+        for b in bits(adjacent[a] & adjacent[c] & ~mask_of(sepset))
         for end in ((a, b), (c, b))
     ]
     return at.write(arrows)
@@ -178,9 +178,9 @@ def _r4(at: Oriented, sepsets: Sepsets) -> bool:
                 if (a, c) not in ends:
                     ends[a, c] = _discriminated(a, c, links, parents[c])
                 for d in bits(ends[a, c]):
-                    given = sepsets.get((min(c, d), max(c, d)))
-                    if given is not None:
-                        verdicts[b in given].append(a)
+                    sepset = sepsets.get((min(c, d), max(c, d)))
+                    if sepset is not None:
+                        verdicts[b in sepset].append(a)
             if verdicts[True] and verdicts[False]:
                 at.conflicts.add((c, b))
             elif verdicts[True]:
@@ -286,9 +286,9 @@ def meek(skeleton: Bools, sepsets: Sepsets) -> Oriented:
     """
     adjacent = mask_rows(skeleton)
     heads = np.zeros_like(skeleton)
-    for (a, c), given in sepsets.items():
+    for (a, c), sepset in sepsets.items():
         if not adjacent[a] >> c & 1:
-            for b in bits(adjacent[a] & adjacent[c] & ~mask_of(given)):
+            for b in bits(adjacent[a] & adjacent[c] & ~mask_of(sepset)):
                 heads[a, b] = heads[c, b] = True
     conflicts = set(_pairs(heads & heads.T))
     heads &= ~heads.T

@@ -112,23 +112,12 @@ class Links:
     def depths(self, root: int, within: int, wanted: int) -> dict[int, int]:
         """How far the nodes of `wanted` are from `root` by possible-d-sep walks in `within`; all of them must be reached by some."""
         depth: dict[int, int] = {}
-        left = list(self.adjacent)  # for each v, the nodes w whose pair (v, w) was not entered
-        front = [(root, self.adjacent[root] & within)]
-        level = 0
-        while wanted:
-            level += 1
-            for _, entered in front:
-                for v in bits(entered & wanted):
-                    depth[v] = level
-                wanted &= ~entered
-            after: dict[int, int] = {}
-            for u, entered in front if wanted else ():
-                for v in bits(entered):
-                    follow = self.follow(u, v) & left[v] & within & ~(1 << root)
-                    if follow:
-                        left[v] &= ~follow
-                        after[v] = after.get(v, 0) | follow
-            front = list(after.items())
+        within &= ~(1 << root)
+        starts = [(root, v) for v in bits(self.adjacent[root] & within)]
+        for level, (front, _) in enumerate(_walks(starts, lambda u, v: self.follow(u, v) & within), 1):
+            depth |= {v: level for _, v in front if v not in depth}
+            if not wanted & ~mask_of(depth):
+                break
         return depth
 
     def follow(self, u: int, v: int) -> int:

@@ -38,9 +38,9 @@ class _Wanted(Exception):
 
 
 class Separation(NamedTuple):
-    """The set that separates a pair best, the members of all sets that do, and what made it the best."""
+    """The set that separates a pair best, the members of all sets that do, and why it is the best."""
 
-    given: tuple[int, ...]
+    sepset: tuple[int, ...]
     members: frozenset[int]
     rank: tuple[float, float]
 
@@ -73,10 +73,6 @@ class Questions:
     def left(self) -> int:
         """How many more tests may be executed."""
         return 1 << 62 if self.limit is None else self.limit - self.record.count
-
-    def untestable_from(self) -> int | None:
-        """The smallest size of a set that this number of samples cannot test."""
-        return None if self.test.samples is None else max(self.test.samples - 3, 0)
 
     def would_ask(self, one: Callable[[int], None], size: int) -> bool:
         """Whether a pass has anything to test; nothing is."""
@@ -178,8 +174,8 @@ class Questions:
     def separated(self, questions: Sequence[tuple[Pair, tuple[int, ...]]]) -> NDArray[np.bool_]:
         """Whether each set separates its pair; these do not count against the budget, being as few as they are."""
         apart = np.zeros(len(questions), bool)
-        for size in sorted({len(given) for _, given in questions}):
-            rows = [at for at, (_, given) in enumerate(questions) if len(given) == size]
+        for size in sorted({len(sepset) for _, sepset in questions}):
+            rows = [at for at, (_, sepset) in enumerate(questions) if len(sepset) == size]
             x, y = np.array([sorted(questions[at][0]) for at in rows]).T
             z = np.array([questions[at][1] for at in rows], np.int32).reshape(len(rows), size)
             apart[rows] = self._recorded(x, y, z).independent
@@ -191,9 +187,9 @@ class Questions:
         z = np.concatenate([sets for _, sets in waiting])
         decisions = self._recorded(x, y, z)
         for at in np.flatnonzero(decisions.independent).tolist():
-            pair, given = (int(x[at]), int(y[at])), tuple(z[at].tolist())
+            pair, sepset = (int(x[at]), int(y[at])), tuple(z[at].tolist())
             rank = float(decisions.log_p[at]), -abs(float(decisions.rho[at]))
-            one = Separation(given, frozenset(given), rank)
+            one = Separation(sepset, frozenset(sepset), rank)
             other = chosen.get(pair, one)
             chosen[pair] = max(other, one, key=lambda each: each.rank)._replace(members=one.members | other.members)
 
@@ -263,7 +259,7 @@ def whole_numbers(values: Any) -> list[int] | None:
     ([0, 1], None, None, None)
     """
     try:
-        given = list(values)
+        numbers = list(values)
     except TypeError:
         return None
-    return [int(value) for value in given] if all(map(is_whole, given)) else None
+    return [int(value) for value in numbers] if all(map(is_whole, numbers)) else None

@@ -50,18 +50,18 @@ class State:
         pairs = [(i, j) for i, j in np.argwhere(np.triu(self.skeleton)).tolist()]
         return sorted(pairs, key=lambda pair: sorted(self.rank[v] for v in pair))
 
-    def remove(self, pair: Pair, given: tuple[int, ...], members: frozenset[int] | None = None) -> None:
+    def remove(self, pair: Pair, sepset: tuple[int, ...], members: frozenset[int] | None = None) -> None:
         """Takes an edge out at once. `members` are those of all sets that would do: rules count them as in the set."""
         i, j = pair
         self.skeleton[i, j] = self.skeleton[j, i] = False
-        self.sepsets[pair] = given
-        self.members[pair] = frozenset(given) if members is None else members
+        self.sepsets[pair] = sepset
+        self.members[pair] = frozenset(sepset) if members is None else members
         self.links.cut(i, j)
 
     def remove_best(self, questions: Iterable[tuple[Pair, Iterable[Sets]]]) -> None:
         """Takes out, at the end, every pair that one of its sets separates."""
         for pair, separation in self.ask.best(questions).items():
-            self.remove(pair, separation.given, separation.members)
+            self.remove(pair, separation.sepset, separation.members)
 
     def beside(self, pair: Pair) -> NDArray[np.bool_]:
         """The nodes that share an edge with one of the pair; with an order, with its later one, and before it."""
@@ -98,8 +98,7 @@ class State:
             left = int(self.skeleton.sum()) // 2
             if not left:
                 return
-            too_large = self.ask.untestable_from()
-            if too_large is not None and size >= too_large:
+            if self.ask.test.samples is not None and size >= self.ask.test.samples - 3:
                 if self.ask.would_ask(one, size):
                     self.ask.untestable_pairs += left
                     what = f"{self.ask.test.samples} samples cannot test sets of {size} or more variables"
@@ -171,10 +170,10 @@ def _permutation(order: Sequence[int | str], names: Sequence[str]) -> tuple[int,
     """The order as numbers of nodes; it may be given by their names."""
     place = {name: at for at, name in enumerate(names)}
     try:
-        given = [] if isinstance(order, str) else list(order)
+        entries = [] if isinstance(order, str) else list(order)
     except TypeError:
-        given = []
-    nodes = whole_numbers([place.get(node, node) if isinstance(node, str) else node for node in given])
+        entries = []
+    nodes = whole_numbers([place.get(node, node) if isinstance(node, str) else node for node in entries])
     if nodes is None or sorted(nodes) != list(range(len(names))):
         raise InvalidArgument(
             f"order must hold each of the {len(names)} nodes once, causes first: a permutation of 0 ... {len(names) - 1}, or of their "

@@ -188,30 +188,30 @@ def _left_out(task: Task, units: Sequence[int], ask: Inquiry) -> tuple[tuple[str
     return (*getattr(task, "left_out", ()), *others, *late)
 
 
-def _trust(why: Explanation, outcome: Found, alone: bool) -> tuple[str, ...]:
+def _trust(result: Explanation, outcome: Found, alone: bool) -> tuple[str, ...]:
     """When not to trust it, plainly."""
-    settings = why.settings
+    settings = result.settings
     doubts = []
-    if why.task == "embedding":
+    if result.task == "embedding":
         doubts.append(
             "Nothing is predicted here: the words are those that the embedding of the text depends on, not the cause of an answer."
         )
-    if why.rank > 1:
+    if result.rank > 1:
         doubts.append(
-            f"{why.answer!r} is not the model's first answer but its number {why.rank}; the set makes it lose that rank."
+            f"{result.answer!r} is not the model's first answer but its number {result.rank}; the set makes it lose that rank."
         )
-    if settings["learner"] == "ordered icd" and why.text and any(node[0] == 0 for node in why.nodes):
+    if settings["learner"] == "ordered icd" and result.text and any(node[0] == 0 for node in result.nodes):
         doubts.append(
             "The first word stands where a decoder's idle attention goes, so that its edges in the graph need not be about the word; "
             "removing it is what counts."
         )
-    if why.ending:
+    if result.ending:
         doubts.append(
             "Without its last word the text asks for another next word, so that sets with it say little about the answer"
-            f"{'' if why.only_ending else ', and are listed apart'}."
+            f"{'' if result.only_ending else ', and are listed apart'}."
         )
-    if why.part:
-        doubts.append(f"The text is longer than the model can read: {why.part}.")
+    if result.part:
+        doubts.append(f"The text is longer than the model can read: {result.part}.")
     if settings["candidates"] < settings["words"]:
         doubts.append(
             f"Only {settings['candidates']} of {settings['words']} words took part, here and in the baselines: the most attended, and "
@@ -221,22 +221,22 @@ def _trust(why: Explanation, outcome: Found, alone: bool) -> tuple[str, ...]:
         doubts.append(
             "A set changed the answer in a batch but not alone: its margin is within rounding, so it does not count."
         )
-    elif not why.found:
-        thing = "embedding beyond the threshold" if why.task == "embedding" else "answer"
+    elif not result.found:
+        thing = "embedding beyond the threshold" if result.task == "embedding" else "answer"
         ended = (
             "max_calls ended the search" if outcome.exhausted else "more words may have to go together, or other ones"
         )
         doubts.append(
             f"No set of {settings['max_size']} or fewer words was found whose removal changes the {thing}; {ended}."
         )
-    elif why.head is None:
+    elif result.head is None:
         doubts.append(
             "No head's graph connects this set to the answer: it was found by single effects, not by a graph."
         )
-    dense = sum(pag.trust().level == "none" for pag in why.pags)
+    dense = sum(pag.trust().level == "none" for pag in result.pags)
     if dense:
         doubts.append(
-            f"The graphs of {dense} of {len(why.pags)} heads are near-complete or untestable and propose almost any set."
+            f"The graphs of {dense} of {len(result.pags)} heads are near-complete or untestable and propose almost any set."
         )
-    doubts += [f"The graph shown: {sentence}" for sentence in why.pag.trust().sentences]
+    doubts += [f"The graph shown: {sentence}" for sentence in result.pag.trust().sentences]
     return tuple(doubts)

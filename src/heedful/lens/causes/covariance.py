@@ -123,7 +123,11 @@ def attention_factor(
         return rows - rows.mean(-1, keepdims=True)
     if V is None:
         raise InvalidArgument(f"covariance={covariance!r} needs the values V [..., n, d]")
-    V = _values(V, n)
+    V = array(V, "V")
+    if V.ndim < 2 or V.shape[-2] != n or V.shape[-1] < 2:
+        raise InvalidArgument(f"V must be values [..., {n}, d] with d > 1; got shape {V.shape}")
+    if not np.isfinite(V).all():
+        raise InvalidArgument("V holds numbers that are not finite")
     if covariance == "value":
         return rows @ _root(V)
     width = V.shape[-1]
@@ -226,15 +230,6 @@ def _check_rows(rows: Array, groups: list[list[int]], normalize: bool) -> None:
         raise InvalidArgument(
             f"the rows of A must sum to 1; that of token {first(wrong)} sums to {sums[wrong][0]:.4g}. normalize=True accepts it"
         )
-
-
-def _values(V: Any, n: int) -> Array:
-    V = array(V, "V")
-    if V.ndim < 2 or V.shape[-2] != n or V.shape[-1] < 2:
-        raise InvalidArgument(f"V must be values [..., {n}, d] with d > 1; got shape {V.shape}")
-    if not np.isfinite(V).all():
-        raise InvalidArgument("V holds numbers that are not finite")
-    return V
 
 
 def _root(V: Array) -> Array:

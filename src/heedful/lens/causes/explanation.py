@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from heedful._errors import InvalidArgument
@@ -96,7 +94,9 @@ class CausalExplainer:
         settings = self.settings
         replies = Replies(task, target, settings.batch_size)
         seen = task.observed(replies.answer, settings.layer)
-        attention = _attended(weights_of(seen.record), task)
+        # The weight that the target's row gives each unit, head mean.
+        row = weights_of(seen.record).mean(0)[list(task.target)].mean(0)
+        attention = [float(row[list(unit)].sum()) for unit in task.units]
         gradient = task.gradient(replies.answer)
         units = _candidates(attention, gradient, settings.candidates or CANDIDATES)
         nodes, names, target_node, of_unit = _nodes(task, units, seen)
@@ -193,17 +193,11 @@ def explain(
     Special tokens and punctuation are no candidates; `left_out` names every word that was never removed, and why.
 
     >>> from heedful import explain
-    >>> why = explain(text="The blue whale is the largest animal on the planet.")
-    >>> why.task, why.found, why.effect.after < 0
+    >>> result = explain(text="The blue whale is the largest animal on the planet.")
+    >>> result.task, result.found, result.effect.after < 0
     ('embedding', True, True)
     """
     return CausalExplainer(model, tokenizer, **settings).explain(text, target, progress=progress)
-
-
-def _attended(weights: NDArray[np.float64], task: Task) -> list[float]:
-    """The weight that the target's row gives each unit, head mean."""
-    row = weights.mean(0)[list(task.target)].mean(0)
-    return [float(row[list(unit)].sum()) for unit in task.units]
 
 
 def _candidates(attention: Sequence[float], gradient: Sequence[float] | None, count: int) -> list[int]:

@@ -160,10 +160,10 @@ class _Text(Ids):
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        given, count = self._of.labels, self._count
-        if given is not None and len(given) != count:
-            raise InvalidArgument(f"there are {count} answers, but {len(given)} labels: {', '.join(given)}")
-        return given or answers.labels_of(self.model, count)
+        labels, count = self._of.labels, self._count
+        if labels is not None and len(labels) != count:
+            raise InvalidArgument(f"there are {count} answers, but {len(labels)} labels: {', '.join(labels)}")
+        return labels or answers.labels_of(self.model, count)
 
     def name(self, column: int) -> str:
         if self.kind == "embedding":

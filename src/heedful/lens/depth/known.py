@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,56 +73,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-# Layers and width of public models, as their authors published them; one line for each family.
+# Layers and width of public models, as their authors published them.
+_PUBLIC = """
+    GPT-2 12x768, GPT-2 medium 24x1024, GPT-2 large 36x1280, GPT-2 XL 48x1600, GPT-3 Large 24x1536, GPT-3 13B 40x5140,
+    GPT-3 175B 96x12288, BERT-base 12x768, BERT-large 24x1024, DistilBERT 6x768, MiniLM-L6 6x384, MiniLM-L12 12x384,
+    NeoBERT 28x768, ModernBERT-base 22x768, ModernBERT-large 28x1024, Pythia-70M 6x512, Pythia-160M 12x768,
+    Pythia-410M 24x1024, Pythia-1B 16x2048, Pythia-1.4B 24x2048, Pythia-2.8B 32x2560, Pythia-6.9B 32x4096,
+    Pythia-12B 36x5120, OPT-125M 12x768, OPT-1.3B 24x2048, OPT-2.7B 32x2560, OPT-6.7B 32x4096, OPT-13B 40x5120,
+    OPT-30B 48x7168, OPT-66B 64x9216, OPT-175B 96x12288, BLOOM-560M 24x1024, BLOOM-1.1B 24x1536, BLOOM-3B 30x2560,
+    BLOOM-7.1B 30x4096, BLOOM 70x14336, GPT-J 28x4096, GPT-NeoX-20B 44x6144, Falcon-7B 32x4544, Falcon-40B 60x8192,
+    Llama-7B 32x4096, Llama-13B 40x5120, Llama-33B 60x6656, Llama-65B 80x8192, Llama-3.2-1B 16x2048,
+    Llama-3.2-3B 28x3072, Llama-3-8B 32x4096, Llama-3-70B 80x8192, Llama-3.1-405B 126x16384, Mistral-7B 32x4096,
+    TinyLlama-1.1B 22x2048, DeepSeek-67B 95x8192, Qwen2-0.5B 24x896, Qwen2-1.5B 28x1536, Qwen2-7B 28x3584,
+    Qwen2-72B 80x8192, Qwen3-0.6B 28x1024, Qwen3-1.7B 28x2048, Qwen3-4B 36x2560, Qwen3-8B 36x4096, Qwen3-14B 40x5120,
+    Qwen3-32B 64x5120, Yi-6B 32x4096, Yi-34B 60x7168, Gemma-2B 18x2048, Gemma-7B 28x3072, Gemma-2-2B 26x2304,
+    Gemma-2-9B 42x3584, Gemma-2-27B 46x4608, Phi-1.5 24x2048, Phi-2 32x2560, Phi-3-mini 32x3072, OLMo-1B 16x2048,
+    OLMo-7B 32x4096, SmolLM-135M 30x576, SmolLM-360M 32x960, SmolLM-1.7B 24x2048
+"""
 PUBLIC: dict[str, tuple[int, int]] = {
-    **{"GPT-2": (12, 768), "GPT-2 medium": (24, 1024), "GPT-2 large": (36, 1280), "GPT-2 XL": (48, 1600)},
-    **{"GPT-3 Large": (24, 1536), "GPT-3 13B": (40, 5140), "GPT-3 175B": (96, 12288)},
-    **{
-        "BERT-base": (12, 768),
-        "BERT-large": (24, 1024),
-        "DistilBERT": (6, 768),
-        "MiniLM-L6": (6, 384),
-        "MiniLM-L12": (12, 384),
-    },
-    **{"NeoBERT": (28, 768), "ModernBERT-base": (22, 768), "ModernBERT-large": (28, 1024)},
-    **{"Pythia-70M": (6, 512), "Pythia-160M": (12, 768), "Pythia-410M": (24, 1024), "Pythia-1B": (16, 2048)},
-    **{"Pythia-1.4B": (24, 2048), "Pythia-2.8B": (32, 2560), "Pythia-6.9B": (32, 4096), "Pythia-12B": (36, 5120)},
-    **{"OPT-125M": (12, 768), "OPT-1.3B": (24, 2048), "OPT-2.7B": (32, 2560), "OPT-6.7B": (32, 4096)},
-    **{"OPT-13B": (40, 5120), "OPT-30B": (48, 7168), "OPT-66B": (64, 9216), "OPT-175B": (96, 12288)},
-    **{
-        "BLOOM-560M": (24, 1024),
-        "BLOOM-1.1B": (24, 1536),
-        "BLOOM-3B": (30, 2560),
-        "BLOOM-7.1B": (30, 4096),
-        "BLOOM": (70, 14336),
-    },
-    **{"GPT-J": (28, 4096), "GPT-NeoX-20B": (44, 6144), "Falcon-7B": (32, 4544), "Falcon-40B": (60, 8192)},
-    **{"Llama-7B": (32, 4096), "Llama-13B": (40, 5120), "Llama-33B": (60, 6656), "Llama-65B": (80, 8192)},
-    **{"Llama-3.2-1B": (16, 2048), "Llama-3.2-3B": (28, 3072), "Llama-3-8B": (32, 4096), "Llama-3-70B": (80, 8192)},
-    **{
-        "Llama-3.1-405B": (126, 16384),
-        "Mistral-7B": (32, 4096),
-        "TinyLlama-1.1B": (22, 2048),
-        "DeepSeek-67B": (95, 8192),
-    },
-    **{"Qwen2-0.5B": (24, 896), "Qwen2-1.5B": (28, 1536), "Qwen2-7B": (28, 3584), "Qwen2-72B": (80, 8192)},
-    **{"Qwen3-0.6B": (28, 1024), "Qwen3-1.7B": (28, 2048), "Qwen3-4B": (36, 2560), "Qwen3-8B": (36, 4096)},
-    **{"Qwen3-14B": (40, 5120), "Qwen3-32B": (64, 5120), "Yi-6B": (32, 4096), "Yi-34B": (60, 7168)},
-    **{
-        "Gemma-2B": (18, 2048),
-        "Gemma-7B": (28, 3072),
-        "Gemma-2-2B": (26, 2304),
-        "Gemma-2-9B": (42, 3584),
-        "Gemma-2-27B": (46, 4608),
-    },
-    **{
-        "Phi-1.5": (24, 2048),
-        "Phi-2": (32, 2560),
-        "Phi-3-mini": (32, 3072),
-        "OLMo-1B": (16, 2048),
-        "OLMo-7B": (32, 4096),
-    },
-    **{"SmolLM-135M": (30, 576), "SmolLM-360M": (32, 960), "SmolLM-1.7B": (24, 2048)},
+    name: (int(layers), int(width)) for name, layers, width in re.findall(r"([^,\s][^,]*) (\d+)x(\d+)", _PUBLIC)
 }
 
 # Of the same size is what has between half and twice as much in its layers.

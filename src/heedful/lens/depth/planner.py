@@ -286,10 +286,8 @@ def _heads(d: int, kv_ratio: int, multiple: int) -> int:
 
 
 def _usual(shape: Shape) -> bool:
-    assert shape.head_dim is not None
     return shape.head_dim % 8 == 0 and 32 <= shape.head_dim <= 128
 
 
 def _unfriendly(shape: Shape) -> int:
-    assert shape.ffn is not None
     return 2 * (not _usual(shape)) + (shape.width % 128 != 0) + (shape.ffn % 256 != 0)

@@ -87,7 +87,6 @@ class Plan:
 
     @property
     def ffn(self) -> int:
-        assert self.shape.ffn is not None
         return self.shape.ffn
 
     @property
@@ -128,7 +127,7 @@ class Plan:
     def to_config(self, kind: str) -> dict[str, Any]:
         """What config.json of that kind needs to hold; transformers is not needed."""
         keys = configs.keys(kind, self._sizes())
-        return {"model_type": kind, "architectures": [configs.KINDS[kind][1]]} | keys
+        return {"model_type": kind, "architectures": [configs.KINDS[kind]]} | keys
 
     def _sizes(self) -> dict[str, Any]:
         return vars(self.shape) | {"context": self.seq_len}

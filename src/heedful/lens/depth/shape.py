@@ -49,15 +49,15 @@ class Shape:
     layers: int
     width: int
     heads: int
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    ffn: int | None = None
+    kv_heads: int = 0  # these, and stored_layers: as many as the sizes above say
+    head_dim: int = 0
+    ffn: int = 0
     gated: bool = False
     vocab: int = 0
     tied: bool = True
     context: int = 0
     embedding_rank: int | None = None
-    stored_layers: int | None = None
+    stored_layers: int = 0
     experts: int = 0
     active_experts: int = 0
     cross_layers: int = 0
@@ -68,13 +68,13 @@ class Shape:
 
     def __post_init__(self) -> None:
         check_whole(1, LARGEST, layers=self.layers, width=self.width, heads=self.heads)
-        if self.head_dim is None and self.width % self.heads:
+        if not self.head_dim and self.width % self.heads:
             raise InvalidArgument(f"{self.heads} heads do not divide width {self.width}; give a divisor or a head_dim")
         fill = {"kv_heads": self.heads, "head_dim": self.width // self.heads, "ffn": 4 * self.width}
         for name, value in (fill | {"stored_layers": self.layers}).items():
-            if getattr(self, name) is None:
+            if not getattr(self, name):
                 object.__setattr__(self, name, value)
-        if not self.kv_heads or self.heads % self.kv_heads:
+        if self.heads % self.kv_heads:
             raise InvalidArgument(
                 f"{self.kv_heads} key heads cannot be shared by {self.heads} query heads; give a divisor of {self.heads}"
             )
@@ -82,20 +82,16 @@ class Shape:
     @property
     def inner(self) -> int:
         """Heads times head size."""
-        assert self.head_dim is not None
         return self.heads * self.head_dim
 
     @property
     def attention_params(self) -> int:
         """The matrices of one attention."""
-        assert self.kv_heads is not None
-        assert self.head_dim is not None
         return 2 * self.width * self.inner + 2 * self.width * self.kv_heads * self.head_dim
 
     @property
     def ffn_params(self) -> int:
         """The matrices of one feed-forward, of one expert where there are several."""
-        assert self.ffn is not None
         return (3 if self.gated else 2) * self.width * self.ffn
 
     def _stack(self, layers: int, experts: int) -> int:
@@ -106,7 +102,6 @@ class Shape:
     @property
     def layer_params(self) -> int:
         """The matrices inside layers, as stored: the law's N."""
-        assert self.stored_layers is not None
         return self._stack(self.stored_layers, self.experts)
 
     @property
@@ -146,8 +141,6 @@ class Shape:
 
     def kv_cache_bytes(self, seq_len: int | None = None, bytes_each: int = 2) -> int:
         """Keys and values of one sequence."""
-        assert self.kv_heads is not None
-        assert self.head_dim is not None
         return 2 * self.layers * (seq_len or self.context or 1) * self.kv_heads * self.head_dim * bytes_each
 
     def activation_bytes(self, seq_len: int | None = None) -> int:
@@ -188,7 +181,6 @@ class Shape:
         """Names from `FLAGS` that hold for this shape."""
         best, band = law.optimal_depth(self.width), law.band(self.width)
         rank = self.rank if vocab_rank is None else vocab_rank
-        assert self.head_dim is not None
         holds = {
             # Far below its range the law gives no depth at all.
             "depth_inefficient": 0 < best < self.layers - band,
