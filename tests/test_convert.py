@@ -380,8 +380,8 @@ def test_texts_are_read_by_a_tokenizer():
         progress=lambda *now: said.append(now),
     )
     assert len(made.cosines) == 10
-    assert {name for name, *_ in said} == {"layer 2: least squares", "layer 2: distillation"}
-    with pytest.raises(InvalidArgument, match="texts need a tokenizer"):
+    assert {what for _, _, what in said} == {"layer 2: least squares", "layer 2: distillation"}
+    with pytest.raises(InvalidArgument, match="a text needs a tokenizer"):
         convert.primalize(bert(), texts)
 
 
