@@ -134,7 +134,10 @@ def test_discover_writes_files(chain):
         (("{}/few.csv", "--data"), "data must have at least 4 rows"),
         (("{}/cov.csv", "-n", "1000", "--learner", "ges"), "learner must be one of"),
         (("{}/data.csv", "-n", "1000"), "square"),
-        (("{}/cov.csv", "-n", "1000", "--learner", "pc", "--selection-bias"), "--learner pc does not take --selection-bias"),
+        (
+            ("{}/cov.csv", "-n", "1000", "--learner", "pc", "--selection-bias"),
+            "--learner pc does not take --selection-bias",
+        ),
         (("{}/cov.csv", "-n", "1000", "--plot", "{}"), "is a folder"),
         (("{}/cov.csv", "-n", "1000", "--plot", "{}/g.xyz"), ".png"),
     ],
@@ -309,3 +312,20 @@ def test_the_help_names_the_library_s_default():
     from heedful.lens.causes.settings import CANDIDATES
 
     assert f"[default: ({CANDIDATES})]" in call("explain", "--help").output
+
+
+def test_options_are_the_settings_of_the_library():
+    import inspect
+    from dataclasses import fields
+
+    import typer
+
+    from heedful.lens.causes import CausalExplainer, ExplainSettings
+
+    command = typer.main.get_command(heedful.cli.app).commands["explain"]
+    assert {each.name for each in fields(ExplainSettings) if each.metadata} <= {each.name for each in command.params}
+    for function in (heedful.explain, CausalExplainer):
+        parameters = inspect.signature(function).parameters
+        assert {each.name: parameters[each.name].default for each in fields(ExplainSettings)} == vars(ExplainSettings())
+        with pytest.raises(TypeError, match="alfa"):
+            function(alfa=0.1)
