@@ -457,9 +457,9 @@ def test_reports_raise_print_and_draw():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: check_equivariance(torch.relu, d=0), "d must be a positive integer; got 0"),
-        (lambda: check_equivariance(torch.relu, d=3, k=-1), "k must be 0 or more; got -1"),
-        (lambda: check_equivariance(torch.relu, d=3, trials=0), "trials must be a positive integer"),
+        (lambda: check_equivariance(torch.relu, d=0), "d must be a whole number from 1 on; got 0"),
+        (lambda: check_equivariance(torch.relu, d=3, k=-1), "k must be a whole number from 0 on; got -1"),
+        (lambda: check_equivariance(torch.relu, d=3, trials=0), "trials must be a whole number from 1 on"),
         (lambda: check_equivariance(torch.relu, d=3, n=()), "n must hold numbers of tokens from 1 on"),
         (lambda: check_permutation(torch.relu, d=3, n=1), "n must hold numbers of tokens from 2 on; got 1"),
         (lambda: check_equivariance(torch.relu, d=3, group="U"), "group must be one of O, SO"),

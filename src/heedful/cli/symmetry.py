@@ -131,13 +131,9 @@ def symmetry(
     """
     from heedful.lens.symmetry import audit
 
-    if output not in ("rows", "matrix", "scalar"):
-        raise InvalidArgument(f"--output must be rows, matrix or scalar; got {output!r}")
-    if invariant and output == "matrix":
-        raise InvalidArgument("--invariant means --output scalar, and --output matrix was given as well; give one")
     options: dict[str, Any] = {"checks": checks} if checks else {}
     found = audit(find(target), d=d, k=k, n=_numbers(n), trials=trials, tol="auto" if tol is None else tol,
-                  dtype=_dtype(dtype), batched=batched, output=output,  # type: ignore[arg-type]
+                  dtype=_dtype(dtype), batched=batched, output=output,
                   invariant=invariant, seed=seed, **options)  # fmt: skip
     found = _spelled(found, spellings(context.command))
     if checks and found.refused:

@@ -13,6 +13,7 @@ from torch import nn
 
 from heedful._errors import InvalidArgument
 from heedful._progress import Progress, silent
+from heedful._settings import documented
 from heedful.bridges import answers
 from heedful.bridges.reading import demo_model_path
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
@@ -22,7 +23,7 @@ from heedful.lens.causes.covariance import weights_of
 from heedful.lens.causes.questions import Seen, Task, unique
 from heedful.lens.causes.result import Explanation
 from heedful.lens.causes.searching import Replies, search
-from heedful.lens.causes.settings import CANDIDATES, ExplainSettings, documented
+from heedful.lens.causes.settings import CANDIDATES, ExplainSettings
 from heedful.lens.causes.texts import TextModel
 
 __all__ = ["CausalExplainer", "explain"]
@@ -41,7 +42,7 @@ class CausalExplainer:
     'embedding'
     """
 
-    @documented
+    @documented(ExplainSettings)
     def __init__(self, model: Any = None, tokenizer: Any = None, **settings: Any) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, ExplainSettings(**settings)
 
@@ -141,7 +142,7 @@ class CausalExplainer:
         return replace(conclude(evidence, settings, baselines), seconds=time.perf_counter() - began)
 
 
-@documented
+@documented(ExplainSettings)
 def explain(
     model: Any = None,
     text: Any = None,

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from inspect import Parameter, signature
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from heedful._checks import check_choice, check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument
+from heedful._settings import option
 
-__all__ = ["CANDIDATES", "COVARIANCES", "LEARNERS", "ExplainSettings", "check_graph", "documented"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["CANDIDATES", "COVARIANCES", "LEARNERS", "ExplainSettings", "check_graph"]
 
 LEARNERS = ("auto", "icd", "ordered icd", "fci", "pc")
 COVARIANCES = ("attention", "value", "output", "centered")
 # Words that a graph is learned over unless others are asked for, and the most there may be.
 CANDIDATES, MOST_CANDIDATES = 32, 256
-
-
-def _option(default: Any, help: str, **more: Any) -> Any:
-    """A setting that the command line has an option for; `name`, `read` and `shown` say how it is written there."""
-    return field(default=default, metadata={"help": help, **more})
 
 
 def _read_heads(text: str) -> Any:
@@ -40,30 +33,30 @@ def _read_samples(text: str) -> Any:
 class ExplainSettings:
     """How `explain` works, checked when it is made; its docstring says what each setting does."""
 
-    task: str = _option("auto", "auto, classification, mlm, next-token; embedding leaves the head out.")
-    layer: int = _option(-1, "Whose attention; -1 is the last.")
-    heads: str | int | Sequence[int] = _option("all", "all, or numbers: 0,3.", read=_read_heads)
-    alpha: float = _option(0.01, "Words with a larger p-value are independent.")
-    n_samples: str | int = _option(
+    task: str = option("auto", "auto, classification, mlm, next-token; embedding leaves the head out.")
+    layer: int = option(-1, "Whose attention; -1 is the last.")
+    heads: str | int | Sequence[int] = option("all", "all, or numbers: 0,3.", read=_read_heads)
+    alpha: float = option(0.01, "Words with a larger p-value are independent.")
+    n_samples: str | int = option(
         "hidden_size", "N of the tests: hidden-size, head-dim or a number.", name="--samples", read=_read_samples
     )
-    covariance: str = _option("attention", "attention, centered, value or output.")
-    learner: str = _option("auto", "auto, icd, fci or pc.")
-    replace: str = _option("auto", "What a word becomes: auto, mask, drop or pad.")
+    covariance: str = option("attention", "attention, centered, value or output.")
+    learner: str = option("auto", "auto, icd, fci or pc.")
+    replace: str = option("auto", "What a word becomes: auto, mask, drop or pad.")
     merge: str = "words"
-    max_size: int = _option(5, "No sets larger than this.")
-    max_sets: int = _option(10, "List so many sets of the smallest size; of single words all.")
-    max_calls: int = _option(2000, "Ask about so many inputs at most.")
+    max_size: int = option(5, "No sets larger than this.")
+    max_sets: int = option(10, "List so many sets of the smallest size; of single words all.")
+    max_calls: int = option(2000, "Ask about so many inputs at most.")
     radius: int | None = None
-    candidates: int | None = _option(None, "Words that take part, the most attended.", shown=str(CANDIDATES))
+    candidates: int | None = option(None, "Words that take part, the most attended.", shown=str(CANDIDATES))
     order: str = "effect"
     slack: float = 0.8
     patience: int | None = None
     prune: bool = True
-    baselines: bool | str = _option(True, "Whether to compare with other methods.", name="--baselines/--no-baselines")
+    baselines: bool | str = option(True, "Whether to compare with other methods.", name="--baselines/--no-baselines")
     seed: int = 0
     batch_size: int = 32
-    truncate: bool = _option(False, "Of a text that is too long, read as much as the model can.", name="--truncate")
+    truncate: bool = option(False, "Of a text that is too long, read as much as the model can.", name="--truncate")
 
     def __post_init__(self) -> None:
         check_graph(self)
@@ -94,15 +87,3 @@ def check_graph(of: Any) -> None:
     n = of.n_samples
     if not (n in ("hidden_size", "head_dim") if isinstance(n, str) else is_whole(n) and n >= 4):
         raise InvalidArgument(f"n_samples must be hidden_size, head_dim or a number from 4 on; got {n!r}")
-
-
-def documented(function: F) -> F:
-    """A function that hands `**settings` on shows them in its signature."""
-    own = signature(function)
-    first = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    rest = [
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-        for each in fields(ExplainSettings)
-    ]
-    function.__signature__ = own.replace(parameters=[*first, *rest])  # type: ignore[attr-defined]
-    return function

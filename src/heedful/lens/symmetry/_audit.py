@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
@@ -13,20 +13,14 @@ import torch
 
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful._plot import axes
-from heedful.lens.symmetry._inputs import Sampler, check_tokens
+from heedful._settings import documented
 from heedful.lens.symmetry._report import Report, SymmetryBroken
-from heedful.lens.symmetry._trial import Output
 from heedful.lens.symmetry.callee import Function, Roles
-from heedful.lens.symmetry.equivariance import (
-    check_equivariance,
-    check_numbers,
-    check_output,
-    check_permutation,
-    check_tolerance,
-)
+from heedful.lens.symmetry.equivariance import embedding, position
 from heedful.lens.symmetry.information import InformationReport, check_finite_information
 from heedful.lens.symmetry.moves import GROUPS, Group
 from heedful.lens.symmetry.roles import known_roles
+from heedful.lens.symmetry.settings import CheckSettings
 
 if TYPE_CHECKING:
     from heedful._plot import Axes
@@ -148,23 +142,13 @@ class Audit:
         return "\n".join(lines)
 
 
+@documented(CheckSettings, trials=100)
 def audit(
     f: Function,
     *,
-    d: int,
-    n: int | Sequence[int] = (2, 3, 5, 9),
-    k: int = 0,
     checks: Sequence[str] = CHECKS,
     roles: Roles | Literal["auto"] | None = "auto",
-    output: Output = "rows",
-    invariant: bool = False,
-    trials: int = 100,
-    sampler: Sampler | None = None,
-    tol: float | Literal["auto"] = "auto",
-    dtype: torch.dtype | None = None,
-    batched: bool | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    seed: int = 0,
+    **settings: Any,
 ) -> Audit:
     """Tests every symmetry at once: those of the embedding, the position, and the length.
 
@@ -186,10 +170,7 @@ def audit(
         raise InvalidArgument(
             f"checks must be among {', '.join(CHECKS)}; got {', '.join(map(repr, unknown)) or 'none'}"
         )
-    check_numbers(d=d, k=k + 1, trials=trials)
-    check_tokens(n, 1)
-    check_tolerance(tol)
-    output = check_output(output, invariant)
+    common = CheckSettings(**{"trials": 100, **settings})
     moving: Roles = {}
     if roles == "auto" and isinstance(f, torch.nn.Module):
         try:
@@ -198,19 +179,17 @@ def audit(
             moving = {}
     elif roles not in (None, "auto"):
         moving = roles  # type: ignore[assignment]
-    same: dict[str, Any] = {"d": d, "k": k, "dtype": dtype, "batched": batched, "arguments": arguments}
-    shared: dict[str, Any] = same | {"n": n, "output": output, "trials": trials, "sampler": sampler, "tol": tol,
-                                     "seed": seed}  # fmt: skip
     jobs: dict[str, Callable[[], Report | InformationReport]] = {}
     for check in checks:
         if check == "position":
-            jobs[check] = partial(check_permutation, f, **shared)
+            jobs[check] = partial(position, f, common)
         elif check == "length":
+            same = {name: getattr(common, name) for name in ("d", "k", "dtype", "batched", "arguments")}
             jobs[check] = partial(check_finite_information, f, **same)
         else:
-            jobs[check] = partial(check_equivariance, f, group=cast(Group, check), **shared)
+            jobs[check] = partial(embedding, f, common, cast(Group, check), None)
         if check == "O" and any(role != "fixed" for role in moving.values()):
-            jobs[WITH_PARAMETERS] = partial(check_equivariance, f, roles=moving, **shared)
+            jobs[WITH_PARAMETERS] = partial(embedding, f, common, "O", moving)
     reports: dict[str, Report | InformationReport] = {}
     refused: dict[str, str] = {}
     for check, job in jobs.items():
@@ -221,4 +200,5 @@ def audit(
     if not reports:
         raise InvalidArgument(next(iter(refused.values())))
     name = next(iter(reports.values())).name
-    return Audit(name, d, k, output if isinstance(output, str) else "callable", reports, refused)
+    output = common.output if isinstance(common.output, str) else "callable"
+    return Audit(name, common.d, common.k, output, reports, refused)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from heedful._checks import is_whole
 from heedful._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from heedful.lens.symmetry.settings import CheckSettings
 
 Sample = Tensor | tuple[Tensor, Tensor]
 Sampler = Callable[[torch.Generator, int], Sample] | Sequence[Sample]
@@ -30,11 +33,9 @@ class Input(NamedTuple):
     kind: str
 
 
-def inputs(
-    sampler: Sampler | None, n: int | Sequence[int], d: int, k: int, generator: torch.Generator, least: int
-) -> Iterator[Input]:
+def inputs(settings: CheckSettings, generator: torch.Generator, least: int) -> Iterator[Input]:
     """Inputs without end; the length changes with every second one, and each length meets each kind."""
-    lengths = check_tokens(n, least)
+    lengths, sampler, d = check_tokens(settings.n, least), settings.sampler, settings.d
     if sampler is not None and not callable(sampler) and not len(sampler):
         raise InvalidArgument("the sampler holds no inputs; give at least one X [n, d] or (X, Z), or a function")
     at = 0
@@ -42,7 +43,7 @@ def inputs(
         pair, length = at // 2, lengths[at // 2 % len(lengths)]
         turn = pair + (pair // len(lengths) if len(lengths) > 1 else 0)
         if sampler is None:
-            yield drawn(ORDER[turn % len(ORDER)], length, d, k, generator)
+            yield drawn(ORDER[turn % len(ORDER)], length, d, settings.k, generator)
         else:
             yield _given(sampler(generator, length) if callable(sampler) else sampler[at % len(sampler)], d)
         at += 1
@@ -72,6 +73,6 @@ def _given(sample: Sample, d: int) -> Input:
 def check_tokens(n: int | Sequence[int], least: int) -> list[int]:
     """The numbers of tokens to go through, refused where one is too small."""
     lengths = [n] if isinstance(n, int) else list(n)
-    if not lengths or not all(isinstance(length, Integral) and length >= least for length in lengths):
+    if not lengths or not all(is_whole(length) and length >= least for length in lengths):
         raise InvalidArgument(f"n must hold numbers of tokens from {least} on; got {n}")
     return lengths

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful._plot import axes, whole_ticks
 from heedful._runtime import undisturbed
@@ -197,8 +198,7 @@ def symmetrize(
     check_group(group)
     if group == "translation":
         raise InvalidArgument("translations have no average; subtract the mean token and add it to the output instead")
-    if samples < 1:
-        raise InvalidArgument(f"samples must be a positive integer; got {samples}")
+    check_whole(samples=samples)
     drawn: dict[int, list[Tensor]] = {}
 
     def averaged(*inputs: Tensor) -> Tensor:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from numbers import Real
 from statistics import median
 from typing import Any, Literal
 
@@ -15,36 +14,23 @@ from torch import Tensor
 
 from heedful._errors import HeedfulError, InvalidArgument
 from heedful._runtime import undisturbed
+from heedful._settings import documented
 from heedful.lens.symmetry._bound import failure_bound
-from heedful.lens.symmetry._inputs import GIVEN, NORMAL, Input, Sampler, drawn, inputs
+from heedful.lens.symmetry._inputs import GIVEN, NORMAL, Input, drawn, inputs
 from heedful.lens.symmetry._report import Component, Counterexample, Report
 from heedful.lens.symmetry._shrink import shrink
-from heedful.lens.symmetry._trial import CAP, FINE, FLOOR, OUTPUTS, VANISHES, WEAK, Output, Test, Trial, settled
+from heedful.lens.symmetry._trial import CAP, FINE, FLOOR, VANISHES, WEAK, Test, Trial, settled
 from heedful.lens.symmetry.callee import Callee, Function, Roles
 from heedful.lens.symmetry.moves import Group, Move, Shuffle, check_group, draw
 from heedful.lens.symmetry.roles import known_roles
+from heedful.lens.symmetry.settings import CheckSettings
 
 __all__ = ["check_equivariance", "check_permutation"]
 
 
+@documented(CheckSettings, n=(1, 2, 5, 9))
 def check_equivariance(
-    f: Function,
-    *,
-    d: int,
-    n: int | Sequence[int] = (1, 2, 5, 9),
-    k: int = 0,
-    group: Group = "O",
-    roles: Roles | Literal["auto"] | None = None,
-    output: Output = "rows",
-    invariant: bool = False,
-    trials: int = 200,
-    sampler: Sampler | None = None,
-    tol: float | Literal["auto"] = "auto",
-    dtype: torch.dtype | None = None,
-    batched: bool | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    shrinking: bool = True,
+    f: Function, *, group: Group = "O", roles: Roles | Literal["auto"] | None = None, **settings: Any
 ) -> Report:
     r"""Tests the embedding symmetry $f(XQ^T, ZQ^T) = f(X, Z)\,Q^T$ for random Q of a group (Ma & Ying 2023, Def. 3.2).
 
@@ -85,45 +71,38 @@ def check_equivariance(
     >>> [check_equivariance(layer, d=6, trials=10, roles=roles).passed for roles in (None, "auto")]
     [False, True]
     """
+    return embedding(f, CheckSettings(**{"n": (1, 2, 5, 9), **settings}), group, roles)
+
+
+def embedding(f: Function, settings: CheckSettings, group: Group, roles: Roles | Literal["auto"] | None) -> Report:
+    """What `check_equivariance` does with its settings."""
     check_group(group)
     moving = known_roles(f) if roles == "auto" else roles
     if moving and group == "translation":
         raise InvalidArgument("roles say how a matrix Q moves parameters; a translation has none: leave roles out")
-    callee = Callee(f, roles=moving, batched=batched, dtype=dtype, arguments=arguments)
-    check_numbers(d=d, k=k + 1, trials=trials)
-    callee.check_width(d)
-    test = Test(callee, check_output(output, invariant), check_tolerance(tol))
-    generator = torch.Generator().manual_seed(seed)
+    d, test = settings.d, _test(f, settings, moving)
+    test.callee.check_width(d)
+    generator = torch.Generator().manual_seed(settings.seed)
     single = d == 1 and group in ("SO", "permutation")
     notes = (f"vacuous: for d = 1 the group {group} has the identity alone",) if single else ()
 
     def runs() -> Iterator[tuple[Move, Input]]:
-        for at, one in zip(range(trials), inputs(sampler, n, d, k, generator, 1), strict=False):
+        for at, one in zip(range(settings.trials), inputs(settings, generator, 1), strict=False):
             # The determinant changes with every trial, n with every second one.
             yield draw(group, d, generator, -1 if at % 2 and group not in ("SO", "translation") else 1), one
 
     with undisturbed(f):
         done, void = _run(test, runs(), generator)
-        return _report(test, "embedding", group, done, (*notes, *void), shrinking)
+        return _report(test, "embedding", group, done, (*notes, *void), settings.shrinking)
 
 
-def check_permutation(
-    f: Function,
-    *,
-    d: int,
-    n: int | Sequence[int] = (2, 3, 5, 9),
-    k: int = 0,
-    output: Output = "rows",
-    invariant: bool = False,
-    trials: int = 200,
-    sampler: Sampler | None = None,
-    tol: float | Literal["auto"] = "auto",
-    dtype: torch.dtype | None = None,
-    batched: bool | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    shrinking: bool = True,
-) -> Report:
+def _test(f: Function, settings: CheckSettings, roles: Roles | None = None) -> Test:
+    options = {name: getattr(settings, name) for name in ("batched", "dtype", "arguments")}
+    return Test(Callee(f, roles=roles, **options), settings.output, settings.tol)
+
+
+@documented(CheckSettings)
+def check_permutation(f: Function, **settings: Any) -> Report:
     r"""Tests the position symmetry $f(\Pi X, Z) = \Pi f(X, Z)$ for random permutations of tokens (Ma & Ying 2023, Def. 4.1).
 
     Not to be confused with `check_equivariance(group="permutation")`, which permutes the coordinates of the embedding.
@@ -137,13 +116,15 @@ def check_permutation(
     >>> print(report.notes[0][:43])
     f is causal: output i reads rows 0 to i alo
     """
-    callee = Callee(f, batched=batched, dtype=dtype, arguments=arguments)
-    check_numbers(d=d, k=k + 1, trials=trials)
-    test = Test(callee, check_output(output, invariant), check_tolerance(tol))
-    generator = torch.Generator().manual_seed(seed)
+    return position(f, CheckSettings(**settings))
+
+
+def position(f: Function, settings: CheckSettings) -> Report:
+    """What `check_permutation` does with its settings."""
+    test, generator = _test(f, settings), torch.Generator().manual_seed(settings.seed)
 
     def runs() -> Iterator[tuple[Move, Input]]:
-        for _, one in zip(range(trials), inputs(sampler, n, d, k, generator, 2), strict=False):
+        for _, one in zip(range(settings.trials), inputs(settings, generator, 2), strict=False):
             order = torch.randperm(len(one.x), generator=generator)
             # The identity tests nothing, and is every second draw for two tokens.
             order = order.roll(1) if torch.equal(order, torch.arange(len(one.x))) else order
@@ -151,8 +132,8 @@ def check_permutation(
 
     with undisturbed(f):
         done, void = _run(test, runs(), generator)
-        causal = any(t.failed for t in done) and test.output == "rows" and _causal(callee, done)
-        return _report(test, "position", "permutation", done, ((CAUSAL,) if causal else ()) + void, shrinking)
+        causal = any(t.failed for t in done) and test.output == "rows" and _causal(test.callee, done)
+        return _report(test, "position", "permutation", done, ((CAUSAL,) if causal else ()) + void, settings.shrinking)
 
 
 CAUSAL = (
@@ -184,30 +165,6 @@ def _run(
     parts = [f"{why} at {count} that were {kind}" for (why, kind), count in void.items()]
     note = f"inputs replaced by standard normal ones: {', '.join(parts)}".replace("that were with", "with")
     return settled(test, done), ((note,) if parts else ())
-
-
-def check_numbers(**sizes: int) -> None:
-    """Refuses sizes that are no positive integers; k comes in with one added, for it may be zero."""
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            what = f"0 or more; got {value - 1}" if name == "k" else f"a positive integer; got {value}"
-            raise InvalidArgument(f"{name} must be {what}")
-
-
-def check_tolerance(tol: Any) -> Any:
-    """Refuses what is no tolerance."""
-    if tol != "auto" and not (isinstance(tol, Real) and math.isfinite(tol) and float(tol) >= 0):
-        raise InvalidArgument(f"tol must be 'auto' or a number from 0 on; got {tol!r}")
-    return tol
-
-
-def check_output(output: Any, invariant: bool) -> Output:
-    """How the output moves, from both arguments that say it."""
-    if not callable(output) and output not in OUTPUTS:
-        raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)} or a function; got {output!r}")
-    if invariant and output not in ("rows", "scalar"):
-        raise InvalidArgument(f"invariant=True means output='scalar'; got output={output!r} as well: give one")
-    return "scalar" if invariant else output
 
 
 def _causal(callee: Callee, trials: list[Trial]) -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from heedful._checks import check_whole
 from heedful._errors import HeedfulError, InvalidArgument
 from heedful._runtime import undisturbed
 from heedful.lens.symmetry._report import SymmetryBroken
 from heedful.lens.symmetry.callee import Callee, Function
-from heedful.lens.symmetry.equivariance import check_numbers
 
 __all__ = ["InformationReport", "check_finite_information"]
 
@@ -98,7 +98,8 @@ def check_finite_information(
     >>> print(check_finite_information(lambda n: torch.nn.Linear(n, n), d=6, factory=True))
     <lambda>: length independence BROKEN; tied to the length: weight (129, 129), bias (129,)
     """
-    check_numbers(d=d, k=k + 1)
+    check_whole(d=d)
+    check_whole(0, k=k)
     lengths = sorted(set(lengths))
     if not lengths or lengths[0] < 1:
         raise InvalidArgument(f"lengths must hold positive numbers of tokens; got {lengths}")

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from heedful._errors import InvalidArgument
+from heedful._checks import check_choice
 
 Group = Literal["O", "SO", "permutation", "signed_permutation", "sign", "translation"]
 Role = Literal["rows", "cols", "both", "bias", "fixed"]
@@ -129,8 +129,7 @@ def _each(rows: Tensor, matrix: Tensor) -> Tensor:
 
 def check_group(group: str) -> None:
     """Refuses a name that is none of the groups."""
-    if group not in GROUPS:
-        raise InvalidArgument(f"group must be one of {', '.join(GROUPS)}; got {group!r}")
+    check_choice(GROUPS, group=group)
 
 
 def draw(group: Group, d: int, generator: torch.Generator, determinant: int = 1) -> Move:
