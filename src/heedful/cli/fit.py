@@ -149,13 +149,13 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
 
 def _estimator(args: list[str]) -> type[Any]:
     """The estimator that the words of a command mean; the first of all where they do not tell."""
-    said = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
+    options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
-    if said.get("--task") in TASKS:
-        kind = TASKS[said["--task"]]
+    if options.get("--task") in TASKS:
+        kind = TASKS[options["--task"]]
     else:
         kind = task_of(Path(files[0])) if files else next(iter(TASKS.values()))
-    name = said.get("--estimator")
+    name = options.get("--estimator")
     return kind.estimator(name if name in kind.estimators else None)
 
 
@@ -211,7 +211,7 @@ def _value(kinds: list[Any], text: str) -> Any:
 
 
 def _documented(estimator: type[Any]) -> dict[str, str]:
-    """What is said first of each parameter in the docstring's Args."""
+    """What is options first of each parameter in the docstring's Args."""
     text = inspect.getdoc(estimator) or ""
     section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^    ([\w, ]+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.MULTILINE)
