@@ -56,15 +56,15 @@ def build(ratings: Ratings, recipe: Training, seed: int) -> Any:
 
 def windows(ratings: Ratings, length: int) -> np.ndarray:
     """`[windows, 2]`: begin and end in the flat list of items, of training items alone (all but each user's last two)."""
-    found = []
+    spans = []
     for begin, end in zip(ratings.starts[:-1], ratings.starts[1:] - 2, strict=True):
         last = int(end)
         while True:
-            found.append((max(int(begin), last - length), last))
+            spans.append((max(int(begin), last - length), last))
             if last - length <= begin:
                 break
             last -= length // 2
-    return np.asarray(found)
+    return np.asarray(spans)
 
 
 @dataclass
@@ -133,7 +133,7 @@ def histories(ratings: Ratings, users: np.ndarray, length: int, leave: int) -> t
 
 def scores(model: Any, rows: np.ndarray, batch: int = 1024) -> Tensor:
     """Logits of every item at the mask, `[users, items + 1]`; padding never wins."""
-    device, found = model.device, []
+    device, batches = model.device, []
     mask = model.config.vocab_size - 1
     with torch.inference_mode():
         for begin in range(0, len(rows), batch):
@@ -141,8 +141,8 @@ def scores(model: Any, rows: np.ndarray, batch: int = 1024) -> Tensor:
             states = model.bert(input_ids=tokens, attention_mask=(tokens != PAD).long()).last_hidden_state
             at = (tokens == mask).float().argmax(1)
             logits = model.cls(states[torch.arange(len(tokens), device=device), at]).float()[:, :mask]
-            found.append(logits.index_fill(1, torch.tensor([PAD], device=device), -torch.inf))
-    return torch.cat(found)
+            batches.append(logits.index_fill(1, torch.tensor([PAD], device=device), -torch.inf))
+    return torch.cat(batches)
 
 
 def ranking(logits: Tensor, truth: np.ndarray, ratings: Ratings, users: np.ndarray, seed: int) -> dict[str, float]:
@@ -161,12 +161,12 @@ def ranking(logits: Tensor, truth: np.ndarray, ratings: Ratings, users: np.ndarr
         for name, weights in (("100 random", None), ("100 popular", popularity[other] / popularity[other].sum())):
             drawn = random.choice(other, min(100, len(other)), replace=False, p=weights)
             places[name].append(int((table[at, drawn] > mine).sum()))
-    told = {}
+    figures = {}
     for name, ranks in places.items():
         rank = np.asarray(ranks)
-        told[f"HR@10, {name}"] = float((rank < 10).mean())
-        told[f"NDCG@10, {name}"] = float(np.where(rank < 10, 1 / np.log2(rank + 2), 0).mean())
-    return told
+        figures[f"HR@10, {name}"] = float((rank < 10).mean())
+        figures[f"NDCG@10, {name}"] = float(np.where(rank < 10, 1 / np.log2(rank + 2), 0).mean())
+    return figures
 
 
 def train(
@@ -218,7 +218,7 @@ def train(
             if value > best[0]:
                 best = value, epoch, {name: part.detach().cpu().clone() for name, part in model.state_dict().items()}
     model.load_state_dict(best[2])
-    told = {
+    record = {
         "recipe": asdict(recipe),
         "seed": seed,
         "epoch": best[1],
@@ -226,5 +226,5 @@ def train(
         "seconds": time.perf_counter() - began,
     }
     model.save_pretrained(folder)
-    (folder / "training.json").write_text(json.dumps(told))
-    return model.eval(), told
+    (folder / "training.json").write_text(json.dumps(record))
+    return model.eval(), record

@@ -31,13 +31,13 @@ def of_samples(samples: int, seeds: int, shape: tuple[int, int, float]) -> list[
     for seed in range(seeds):
         model, random = sem.draw(*shape, seed)
         true = PAG.from_dag(model.parents, model.observed).marks
-        found = discover(np.corrcoef(model.data(samples, random), rowvar=False), samples=samples, alpha=ALPHA)
-        upper = np.triu_indices(found.n, 1)
-        right = (found.marks[upper] != 0) == (true[upper] != 0)
-        told = sem.compare(found.marks, true)
+        graph = discover(np.corrcoef(model.data(samples, random), rowvar=False), samples=samples, alpha=ALPHA)
+        upper = np.triu_indices(graph.n, 1)
+        right = (graph.marks[upper] != 0) == (true[upper] != 0)
+        score = sem.compare(graph.marks, true)
         rows.append({
-            "samples": samples, "seed": seed, "confidence": found.confidence, "marks": told["marks"], "f1": told["f1"],
-            "pairs": [[round(float(c), 6), bool(r)] for c, r in zip(found.edge_confidence()[upper], right, strict=True)],
+            "samples": samples, "seed": seed, "confidence": graph.confidence, "marks": score["marks"], "f1": score["f1"],
+            "pairs": [[round(float(c), 6), bool(r)] for c, r in zip(graph.edge_confidence()[upper], right, strict=True)],
         })  # fmt: skip
     return rows
 
@@ -85,22 +85,24 @@ def summary(rows: list[dict[str, Any]], draws: int) -> dict[str, Any]:
         ]
 
     drawn = np.array([figures([rows[at] for at in random.integers(0, len(rows), len(rows))]) for _ in range(draws)])
-    told = {}
+    intervals = {}
     for name, value, column in zip(("marks", "f1", "pairs"), figures(rows), drawn.T, strict=True):
         low, high = np.nanpercentile(column, [2.5, 97.5]) if np.isfinite(column).any() else (np.nan, np.nan)
-        told[name] = [None if not np.isfinite(one) else round(float(one), 4) for one in (value, low, high)]
-    return told
+        intervals[name] = [None if not np.isfinite(one) else round(float(one), 4) for one in (value, low, high)]
+    return intervals
 
 
 def bins(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """How many pairs were rightly decided, by confidence."""
     pairs = np.concatenate([np.asarray(row["pairs"], float) for row in rows])
-    told = []
+    counts = []
     for low, high in itertools.pairwise(BINS):
         inside = (pairs[:, 0] >= low) & ((pairs[:, 0] < high) | (high == 1.0))
         if inside.any():
-            told.append({"from": low, "to": high, "pairs": int(inside.sum()), "right": float(pairs[inside, 1].mean())})
-    return told
+            counts.append(
+                {"from": low, "to": high, "pairs": int(inside.sum()), "right": float(pairs[inside, 1].mean())}
+            )
+    return counts
 
 
 def run(setting: Setting) -> dict[str, Any]:

@@ -87,11 +87,11 @@ def explained(smol: Any, tokenizer: Any, prompt: str) -> dict[str, Any]:
     """The next word and what it rests on."""
     from heedful.lens.causes import explain
 
-    found = explain(smol, prompt, tokenizer=tokenizer)
+    reason = explain(smol, prompt, tokenizer=tokenizer)
     return {
-        "prompt": prompt, "answer": found.answer, "set": list(found.words) if found.found else [],
-        "flipped_to": found.flipped_to, "calls": found.calls,
-        "baselines": {name: one.size if one.flipped else None for name, one in found.baselines.items()},
+        "prompt": prompt, "answer": reason.answer, "set": list(reason.words) if reason.found else [],
+        "flipped_to": reason.flipped_to, "calls": reason.calls,
+        "baselines": {name: one.size if one.flipped else None for name, one in reason.baselines.items()},
     }  # fmt: skip
 
 

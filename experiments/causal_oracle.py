@@ -38,25 +38,25 @@ def small(seed: int, graphs: int, selection: bool) -> dict[str, int]:
     from heedful.discovery import DSeparation, fci, icd
 
     rng = np.random.default_rng(seed)
-    told = dict.fromkeys(("graphs", "icd", "stable", "fci", "ordered", "icd_tests", "ordered_tests"), 0)
-    while told["graphs"] < graphs:
+    counts = dict.fromkeys(("graphs", "icd", "stable", "fci", "ordered", "icd_tests", "ordered_tests"), 0)
+    while counts["graphs"] < graphs:
         chosen = int(rng.integers(1, 3)) if selection else 0
         degree = rng.uniform(1.5, 2.5 if selection else 3.0)
         parents, observed, selected = random_dag(rng, int(rng.integers(5, 7)), int(rng.integers(2, 4)), chosen, degree)
         oracle = DSeparation(parents, observed=observed, selection=selected)
         plain = icd(oracle, selection_bias=selection)
         true = brute_pag(parents, observed, selected)
-        told["graphs"] += 1
-        told["icd"] += bool((plain.marks == true).all())
-        told["stable"] += bool((icd(oracle, selection_bias=selection, stable=True).marks == true).all())
-        told["fci"] += bool((fci(oracle, selection_bias=selection).marks == true).all())
+        counts["graphs"] += 1
+        counts["icd"] += bool((plain.marks == true).all())
+        counts["stable"] += bool((icd(oracle, selection_bias=selection, stable=True).marks == true).all())
+        counts["fci"] += bool((fci(oracle, selection_bias=selection).marks == true).all())
         if not selection:
             order = [observed.index(v) for v in topological(parents) if v in observed]
             ordered = icd(oracle, order=order)
-            told["ordered"] += bool((ordered.marks == brute_pag(parents, observed, order=order)).all())
-            told["icd_tests"] += len(plain.tests)
-            told["ordered_tests"] += len(ordered.tests)
-    return told
+            counts["ordered"] += bool((ordered.marks == brute_pag(parents, observed, order=order)).all())
+            counts["icd_tests"] += len(plain.tests)
+            counts["ordered_tests"] += len(ordered.tests)
+    return counts
 
 
 def large(seed: int, graphs: int, selection: int) -> dict[str, int]:
@@ -66,18 +66,20 @@ def large(seed: int, graphs: int, selection: int) -> dict[str, int]:
     from heedful.discovery import DSeparation, fci, icd
 
     rng = np.random.default_rng(seed)
-    told = dict.fromkeys(("graphs", "icd", "fci", "icd_is_fci", "causal_learn", "r5_ours", "r10_ours", "both_ours"), 0)
+    counts = dict.fromkeys(
+        ("graphs", "icd", "fci", "icd_is_fci", "causal_learn", "r5_ours", "r10_ours", "both_ours"), 0
+    )
     for _ in range(graphs):
         parents, observed, selected = random_dag(rng, int(rng.integers(8, 11)), 3, selection, 3.0)
         oracle = DSeparation(parents, observed=observed, selection=selected)
         one, two = icd(oracle, selection_bias=bool(selection)), fci(oracle, selection_bias=bool(selection))
-        told["graphs"] += 1
-        told["icd_is_fci"] += bool((one.marks == two.marks).all())
-        told["icd"] += _false(one.marks, parents, observed, selected)
-        told["fci"] += _false(two.marks, parents, observed, selected)
+        counts["graphs"] += 1
+        counts["icd_is_fci"] += bool((one.marks == two.marks).all())
+        counts["icd"] += _false(one.marks, parents, observed, selected)
+        counts["fci"] += _false(two.marks, parents, observed, selected)
         for name, rules in (("causal_learn", ()), ("r5_ours", (5,)), ("r10_ours", (10,)), ("both_ours", (5, 10))):
-            told[name] += _false(_theirs(oracle, rules, bool(selection)), parents, observed, selected)
-    return told
+            counts[name] += _false(_theirs(oracle, rules, bool(selection)), parents, observed, selected)
+    return counts
 
 
 def _false(marks: np.ndarray, parents: list[list[int]], observed: list[int], selected: list[int]) -> bool:
@@ -143,25 +145,25 @@ def decisions(seeds: int) -> dict[str, Any]:
     from experiments.beside import CausalLearn, disagreements, no_selection, r4_by_sets
     from heedful.discovery import discover
 
-    told: dict[str, Any] = dict.fromkeys(("graphs", "equal", "whole_skeleton", "whole_marks"), 0) | {"cases": []}
+    counts: dict[str, Any] = dict.fromkeys(("graphs", "equal", "whole_skeleton", "whole_marks"), 0) | {"cases": []}
     for seed in range(seeds):
         model, random = sem.draw(10, 3, 2.2, seed)
         data = model.data(1000, random)
         theirs = CausalLearn(data, 0.01, ruleR5=no_selection)
         ours, torn = disagreements(theirs.skeleton, theirs.sepsets)
         whole = discover(data=data, alpha=0.01, learner="fci").marks
-        told["graphs"] += 1
-        told["whole_skeleton"] += bool(((whole != 0) == theirs.skeleton).all())
-        told["whole_marks"] += bool((whole == theirs.marks).all())
+        counts["graphs"] += 1
+        counts["whole_skeleton"] += bool(((whole != 0) == theirs.skeleton).all())
+        counts["whole_marks"] += bool((whole == theirs.marks).all())
         apart = np.argwhere(ours.marks != theirs.marks).tolist()
         if not apart:
-            told["equal"] += 1
+            counts["equal"] += 1
             continue
         mended = CausalLearn(data, 0.01, ruleR5=no_selection, ruleR4B=r4_by_sets).marks
         left = np.argwhere(ours.marks != mended).tolist()
         voices = [_voices(*end, torn[tuple(end)]) for end in left if tuple(end) in torn]
         why = "R4" if not left else "conflict" if voices else "unexplained"
-        told["cases"].append(
+        counts["cases"].append(
             {
                 "seed": seed,
                 "why": why,
@@ -171,7 +173,7 @@ def decisions(seeds: int) -> dict[str, Any]:
                 "conflicts": sorted(map(list, torn)),
             }
         )
-    return told
+    return counts
 
 
 def _voices(i: int, j: int, marks: dict[str, set[str]]) -> str:
@@ -208,14 +210,14 @@ def speed(sizes: tuple[int, ...], beside: int) -> dict[str, Any]:
     for n in sizes:
         model, random = sem.draw(n, n // 5, 2.5, 7)
         data = model.data(1000, random)
-        taken, found = _least(lambda data=data: discover(data=data), 5)
-        icd.append({"nodes": n, "seconds": taken, "tests": len(found.tests), "edges": len(found.edges())})
+        taken, graph = _least(lambda data=data: discover(data=data), 5)
+        icd.append({"nodes": n, "seconds": taken, "tests": len(graph.tests), "edges": len(graph.edges())})
     model, random = sem.draw(beside, beside // 5, 2.5, 7)
     data = model.data(1000, random)
     covariance = np.corrcoef(data, rowvar=False)
-    ours, found = _least(lambda: discover(covariance, 1000, 0.01, learner="fci"), 9)
+    ours, graph = _least(lambda: discover(covariance, 1000, 0.01, learner="fci"), 9)
     slow, theirs = _least(lambda: CausalLearn(data, 0.01), 3)
-    apart = np.argwhere(np.triu(theirs.skeleton != (found.marks != 0))).tolist()
+    apart = np.argwhere(np.triu(theirs.skeleton != (graph.marks != 0))).tolist()
     return {
         "icd": icd,
         "fci": {
@@ -223,8 +225,8 @@ def speed(sizes: tuple[int, ...], beside: int) -> dict[str, Any]:
             "seconds": ours,
             "causal_learn_seconds": slow,
             "ratio": slow / ours,
-            "edges": len(found.edges()),
-            "first_skeleton_equal": bool((theirs.first == (found.marks != 0)).all()),
+            "edges": len(graph.edges()),
+            "first_skeleton_equal": bool((theirs.first == (graph.marks != 0)).all()),
             "skeleton_differences": [{"pair": pair, "set": theirs.sepsets.get(tuple(pair))} for pair in apart],
         },
     }
@@ -268,9 +270,9 @@ def run(setting: Setting) -> dict[str, Any]:
 
 def _sum(parts: dict[str, dict[str, int]], start: str, without: str = "\0") -> dict[str, int]:
     total: dict[str, int] = {}
-    for name, told in parts.items():
+    for name, own in parts.items():
         if name.startswith(start) and without not in name:
-            for key, value in told.items():
+            for key, value in own.items():
                 total[key] = total.get(key, 0) + value
     return total
 

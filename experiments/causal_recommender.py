@@ -76,53 +76,53 @@ def explained(folder: Path, work: Path, limit: int | None, users: list[int], ran
     from heedful.lens.causes import CausalExplainer, Recommender
 
     model, ratings = _opened(folder, work, limit)
-    asked = next_item(model)
-    recommender = Recommender(asked, mask_id=ratings.count + 1, names=ratings.titles, exclude=(movielens.PAD,))
+    network = next_item(model)
+    recommender = Recommender(network, mask_id=ratings.count + 1, names=ratings.titles, exclude=(movielens.PAD,))
     options: dict[str, Any] = {"candidates": CANDIDATES, "max_size": MAX_SIZE, "max_calls": 100_000, "replace": "mask"}
     ours = CausalExplainer(recommender, **options)
     alone = CausalExplainer(recommender, **options, baselines=False)
     rows = []
     for user in users:
         history = ratings.of(user)[:-1][-HISTORY:].tolist()
-        ranking = _ranked(asked, history, ratings)
-        found = ours.explain(history)
-        sets = [_films(found)] + [_films(alone.explain(history, target=int(item))) for item in ranking[1:ranks]]
+        ranking = _ranked(network, history, ratings)
+        reason = ours.explain(history)
+        sets = [_films(reason)] + [_films(alone.explain(history, target=int(item))) for item in ranking[1:ranks]]
         shared = {
             str(rank): len(sets[0] & films) / len(sets[0] | films) if sets[0] and films else None
             for rank, films in enumerate(sets[1:], 2)
         }
         rows.append(
-            _row(found, explaining.searches(recommender, options, history), ranking, ratings) | {"shared": shared}
+            _row(reason, explaining.searches(recommender, options, history), ranking, ratings) | {"shared": shared}
         )
     return rows
 
 
-def _ranked(asked: Any, history: list[int], ratings: movielens.Ratings) -> np.ndarray:
+def _ranked(network: Any, history: list[int], ratings: movielens.Ratings) -> np.ndarray:
     import torch
 
-    device = next(asked.parameters()).device
+    device = next(network.parameters()).device
     with torch.inference_mode():
-        scores = asked(torch.tensor([[*history, ratings.count + 1]], device=device))[0].float().cpu().numpy()
+        scores = network(torch.tensor([[*history, ratings.count + 1]], device=device))[0].float().cpu().numpy()
     scores[[*history, movielens.PAD, ratings.count + 1]] = -np.inf
     return np.argsort(-scores, kind="stable")
 
 
-def _films(found: Any) -> set[str]:
-    return set(found.words) if found.found else set()
+def _films(reason: Any) -> set[str]:
+    return set(reason.words) if reason.found else set()
 
 
-def _row(found: Any, others: dict[str, Any], ranking: np.ndarray, ratings: movielens.Ratings) -> dict[str, Any]:
+def _row(reason: Any, others: dict[str, Any], ranking: np.ndarray, ratings: movielens.Ratings) -> dict[str, Any]:
     place = {ratings.titles[item]: at + 1 for at, item in enumerate(ranking) if 0 < item <= ratings.count}
     methods = {
         name: {"size": one.size if one.found else None, "calls": one.calls, "replacement": place.get(one.flipped_to)}
-        for name, one in {"causal": found, **others}.items()
+        for name, one in {"causal": reason, **others}.items()
     }
-    for name, one in found.baselines.items():
+    for name, one in reason.baselines.items():
         methods[name] = {"size": one.size if one.flipped else None, "calls": one.calls}
     return {
-        "answer": found.answer, "films": list(found.words) if found.found else [], "to": found.flipped_to,
-        "methods": methods, "density": float(np.mean([pag.density for pag in found.pags])), "seconds": found.seconds,
-        "pruned": {name: len(one.pruned) if one.flipped else None for name, one in found.baselines.items()},
+        "answer": reason.answer, "films": list(reason.words) if reason.found else [], "to": reason.flipped_to,
+        "methods": methods, "density": float(np.mean([pag.density for pag in reason.pags])), "seconds": reason.seconds,
+        "pruned": {name: len(one.pruned) if one.flipped else None for name, one in reason.baselines.items()},
     }  # fmt: skip
 
 
@@ -131,12 +131,12 @@ def run(setting: Setting) -> dict[str, Any]:
     ratings = _ratings(setting.work, limit)
     folder = setting.work / ("quick" if setting.quick else "models")
     everyone = np.arange(ratings.users)
-    told = []
+    trainings = []
     for seed in SEEDS:
         model, training = bert4rec.train(ratings, recipe, folder / str(seed), setting.device, seed, setting.say)
         rows, truth = bert4rec.histories(ratings, everyone, recipe.length, leave=1)
         figures = bert4rec.ranking(bert4rec.scores(model, rows), truth, ratings, everyone, seed=0)
-        told.append({"seed": seed, "epoch": training["epoch"], "seconds": training["seconds"], "figures": figures})
+        trainings.append({"seed": seed, "epoch": training["epoch"], "seconds": training["seconds"], "figures": figures})
         setting.say(f"seed {seed}: {figures}")
     users = np.random.default_rng(0).choice(everyone, count, replace=False).tolist()
     # The model is small and a history short: many cores are faster here than one device.
@@ -150,7 +150,7 @@ def run(setting: Setting) -> dict[str, Any]:
         raise Unsupported(f"the time was over before any user was explained; the models are in {folder}, run it again")
     return {
         "quick": setting.quick, "ratings": len(ratings.items), "users": ratings.users, "films": ratings.count,
-        "trainings": told, "popularity": popularity(ratings, everyone, 0), "wanted": count, **summed(rows),
+        "trainings": trainings, "popularity": popularity(ratings, everyone, 0), "wanted": count, **summed(rows),
     }  # fmt: skip
 
 
@@ -177,12 +177,12 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _pruned(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Our size minus a baseline's once that is pruned too, where both solve."""
-    told = {}
+    sizes = {}
     for name in rows[0]["pruned"]:
         pairs = [(row["methods"]["causal"]["size"], row["pruned"][name]) for row in rows]
         less = np.array([ours - its for ours, its in pairs if ours is not None and its is not None], float)
-        told[name] = {"pairs": len(less), "ours_less": explaining.interval(less)}
-    return told
+        sizes[name] = {"pairs": len(less), "ours_less": explaining.interval(less)}
+    return sizes
 
 
 def checks(result: dict[str, Any]) -> list[tuple[str, bool]]:

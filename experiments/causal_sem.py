@@ -40,17 +40,17 @@ def of_samples(samples: int, alpha: float, seeds: int, shape: tuple[int, int, fl
         correlation = np.corrcoef(data, rowvar=False)
         for learner in ("icd", "fci", "pc"):
             began = time.perf_counter()
-            found = discover(correlation, samples=samples, alpha=alpha, learner=learner)
-            told = sem.compare(found.marks, true) | {"seconds": time.perf_counter() - began, "tests": len(found.tests)}
+            graph = discover(correlation, samples=samples, alpha=alpha, learner=learner)
+            score = sem.compare(graph.marks, true) | {"seconds": time.perf_counter() - began, "tests": len(graph.tests)}
             if learner == "pc":
-                told |= {"marks": None, "definite_right": None, "exact": None}
-            runs.setdefault(learner, []).append(told)
+                score |= {"marks": None, "definite_right": None, "exact": None}
+            runs.setdefault(learner, []).append(score)
         if alpha == BESIDE:
             began = time.perf_counter()
             marks = _beside(data, alpha)
             if marks is not None:
-                told = sem.compare(marks, true) | {"seconds": time.perf_counter() - began, "tests": None}
-                runs.setdefault("causal-learn FCI", []).append(told)
+                score = sem.compare(marks, true) | {"seconds": time.perf_counter() - began, "tests": None}
+                runs.setdefault("causal-learn FCI", []).append(score)
     return [
         {"learner": name, "samples": samples, "alpha": alpha, "graphs": len(rows)} | _means(rows)
         for name, rows in runs.items()
@@ -74,11 +74,11 @@ def _beside(data: np.ndarray, alpha: float) -> np.ndarray | None:
 
 
 def _means(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for key in rows[0]:
         values = [row[key] for row in rows if row[key] is not None]
-        told[key] = (sum(values) if key == "exact" else statistics.fmean(values)) if values else None
-    return told
+        means[key] = (sum(values) if key == "exact" else statistics.fmean(values)) if values else None
+    return means
 
 
 def of_attention(seeds: int) -> list[dict[str, Any]]:

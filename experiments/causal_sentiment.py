@@ -71,30 +71,30 @@ class Remembering:
         return torch.stack([self._known[one] for one in sets])
 
 
-def _row(found: Any, others: dict[str, Any], task: Any, masked: Masked) -> dict[str, Any]:
+def _row(reason: Any, others: dict[str, Any], task: Any, masked: Masked) -> dict[str, Any]:
     places = {places: unit for unit, places in enumerate(task.units)}
-    units = [places[node] for at, node in enumerate(found.nodes) if at != found.target_node]
+    units = [places[node] for at, node in enumerate(reason.nodes) if at != reason.target_node]
     least, calls = exhaustive(task, units, MAX_SIZE)
-    searched = {"causal": found, **others}
+    searched = {"causal": reason, **others}
     methods = {name: {"size": one.size if one.found else None, "calls": one.calls} for name, one in searched.items()}
     pruned = dict(methods)
     sets = [one.indices for one in searched.values() if one.found]
-    for name, one in found.baselines.items():
+    for name, one in reason.baselines.items():
         methods[name] = {"size": one.size if one.flipped else None, "calls": one.calls}
         pruned[name] = {"size": len(one.pruned) if one.flipped else None, "calls": one.calls + one.pruned_calls}
         sets += [one.indices] * one.flipped
     bound = {"size": least, "calls": calls}
-    flips = [masked([found.nodes[node] for node in one]) for one in sets]
-    removable = found.found and any(
-        masked([found.nodes[other] for other in found.indices if other != node])
-        for node in found.indices
-        if found.size > 1
+    flips = [masked([reason.nodes[node] for node in one]) for one in sets]
+    removable = reason.found and any(
+        masked([reason.nodes[other] for other in reason.indices if other != node])
+        for node in reason.indices
+        if reason.size > 1
     )
     return {
-        "answer": found.answer, "margin": found.effect.before, "words": list(found.words) if found.found else [],
+        "answer": reason.answer, "margin": reason.effect.before, "words": list(reason.words) if reason.found else [],
         "methods": methods | {"exhaustive": bound}, "pruned": pruned | {"exhaustive": bound},
-        "not_flipping": flips.count(False), "removable": bool(removable), "seconds": found.seconds,
-        "density": float(np.mean([pag.density for pag in found.pags])),
+        "not_flipping": flips.count(False), "removable": bool(removable), "seconds": reason.seconds,
+        "density": float(np.mean([pag.density for pag in reason.pags])),
     }  # fmt: skip
 
 

@@ -38,8 +38,8 @@ Paragraphs = Iterator[str]
 
 def prepare(folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Writes train.npy, valid.npy (uint16), tokenizer.json and corpus.json into the folder; returns what the last one holds."""
-    told = folder / "corpus.json"
-    if not told.is_file():
+    record = folder / "corpus.json"
+    if not record.is_file():
         import numpy
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -59,8 +59,8 @@ def prepare(folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
         numpy.save(folder / "valid.npy", tokens[:VALIDATION])
         numpy.save(folder / "train.npy", tokens[VALIDATION:])
         facts = {"sources": sources, "train_tokens": len(tokens) - VALIDATION, "valid_tokens": VALIDATION}
-        told.write_text(json.dumps(facts | {"vocabulary": tokenizer.get_vocab_size()}, indent=1))
-    return dict(json.loads(told.read_text()))
+        record.write_text(json.dumps(facts | {"vocabulary": tokenizer.get_vocab_size()}, indent=1))
+    return dict(json.loads(record.read_text()))
 
 
 def _gather(say: Callable[[str], None]) -> tuple[list[str], dict[str, int]]:

@@ -39,10 +39,10 @@ class Listed(NamedTuple):
     def padded(self, first: int, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens `[count, length]`, zero behind each end; lengths; values."""
         starts = np.concatenate(([0], self.ends))
-        made = np.zeros((count, length), dtype=np.uint8)
+        table = np.zeros((count, length), dtype=np.uint8)
         for row, at in enumerate(range(first, first + count)):
-            made[row, : starts[at + 1] - starts[at]] = self.tokens[starts[at] : starts[at + 1]]
-        return made, np.diff(starts)[first : first + count], self.values[first : first + count]
+            table[row, : starts[at + 1] - starts[at]] = self.tokens[starts[at] : starts[at + 1]]
+        return table, np.diff(starts)[first : first + count], self.values[first : first + count]
 
 
 def draw(source: random.Random) -> Iterator[Sample]:
@@ -91,26 +91,26 @@ def value_of(kind: int, parts: list[int]) -> int:
 
 def chunk(seed: int, number: int, count: int = CHUNK) -> list[Sample]:
     """The first `count` different trees of one stream of random numbers."""
-    found: dict[bytes, int] = {}
+    expressions: dict[bytes, int] = {}
     for tokens, value in draw(random.Random(f"listops {seed} {number}")):
-        found.setdefault(tokens, value)
-        if len(found) == count:
-            return list(found.items())
+        expressions.setdefault(tokens, value)
+        if len(expressions) == count:
+            return list(expressions.items())
     raise AssertionError("draw has no end")
 
 
 def generate(total: int, seed: int = 0, size: int = CHUNK, jobs: int = 1) -> Listed:
     """Different trees in the order in which they were drawn, chunk by chunk."""
-    found: dict[bytes, int] = {}
+    expressions: dict[bytes, int] = {}
     done = 0
-    while len(found) < total:
+    while len(expressions) < total:
         # More chunks than this are drawn only where two of them drew the same tree.
-        wanted = -(-(total - len(found)) // size)
+        wanted = -(-(total - len(expressions)) // size)
         for part in _chunks(seed, range(done, done + wanted), size, jobs):
             for tokens, value in part:
-                found.setdefault(tokens, value)
+                expressions.setdefault(tokens, value)
         done += wanted
-    kept = list(found.items())[:total]
+    kept = list(expressions.items())[:total]
     ends = np.cumsum([len(tokens) for tokens, _ in kept])
     tokens = np.frombuffer(b"".join(tokens for tokens, _ in kept), dtype=np.uint8)
     return Listed(tokens, ends, np.array([value for _, value in kept], dtype=np.uint8))
@@ -129,9 +129,9 @@ def prepare(folder: Path, total: int, seed: int = 0, say: Callable[[str], None] 
     file = folder / f"listops-{total}-{seed}.npz"
     if not file.is_file():
         say(f"drawing {total:,} ListOps samples")
-        made = generate(total, seed, jobs=processes())
+        data = generate(total, seed, jobs=processes())
         part = file.with_suffix(".part.npz")
-        np.savez(part, **made._asdict())
+        np.savez(part, **data._asdict())
         part.replace(file)
     with np.load(file) as kept:
         return Listed(**kept)

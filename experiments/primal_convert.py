@@ -69,8 +69,8 @@ def texts(count: int) -> tuple[list[str], list[str]]:
     learn: dict[str, None] = {}
     held: dict[str, None] = {}
     for package in PACKAGES:
-        found = find_spec(package)
-        for place in (found and found.submodule_search_locations) or ():
+        spec = find_spec(package)
+        for place in (spec and spec.submodule_search_locations) or ():
             for file in sorted(Path(place).rglob("*.py")):
                 if "test" in str(file.relative_to(place)):
                     continue
@@ -133,17 +133,17 @@ def anatomy(model: Any, tokenizer: Any, learn: list[str], held: list[str]) -> di
 def costs(model: Any, tokenizer: Any, learn: list[str], held: list[str]) -> list[dict[str, Any]]:
     """Seconds of the model and of one with all layers primal, by length of the input; what the weights are does not matter."""
     every = range(len(swap.find_sites(model)))
-    made = convert.primalize(model, learn, layers=every, rank=RANK, tokenizer=tokenizer, held_out=held).model
-    found = []
+    primal = convert.primalize(model, learn, layers=every, rank=RANK, tokenizer=tokenizer, held_out=held).model
+    times = []
     for batch, length in SHAPES:
         tokens = torch.arange(batch * length, device=model.device).view(batch, length) % model.config.vocab_size
-        before, after = latencies((model, made), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
-        found.append({"batch": batch, "length": length, "before": before, "after": after})
-    return found
+        before, after = latencies((model, primal), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
+        times.append({"batch": batch, "length": length, "before": before, "after": after})
+    return times
 
 
-def told(made: convert.Primalized) -> dict[str, Any]:
-    return {name: value for name, value in made.to_dict().items() if name != "cosines"}
+def facts(result: convert.Primalized) -> dict[str, Any]:
+    return {name: value for name, value in result.to_dict().items() if name != "cosines"}
 
 
 def converted(what: str, layers: int, quick: bool, work: Path, device: str) -> dict[str, Any]:
@@ -157,10 +157,10 @@ def converted(what: str, layers: int, quick: bool, work: Path, device: str) -> d
         options["distill"] = steps
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that static weights mix no tokens
-        made = convert.primalize(
+        result = convert.primalize(
             model.to(device), learn, layers=range(count - layers, count), tokenizer=tokenizer, held_out=held, **options
         )
-    return told(made) | {"hardware": hardware(device), "torch": torch.__version__}
+    return facts(result) | {"hardware": hardware(device), "torch": torch.__version__}
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -184,8 +184,8 @@ def run(setting: Setting) -> dict[str, Any]:
     deeper = () if setting.quick else range(2, count + 1)
     more = [(what, layers) for layers in deeper for what in ("primal", "no mixing")]
     needed = [("least squares", 1), ("no mixing", 1)]
-    found = parts(*needed, *more, jobs=jobs) | parts(("primal", 1), jobs=1)
-    if missing := [what for what in (*needed, ("primal", 1)) if what not in found]:
+    finished = parts(*needed, *more, jobs=jobs) | parts(("primal", 1), jobs=1)
+    if missing := [what for what in (*needed, ("primal", 1)) if what not in finished]:
         raise Unsupported(f"the time was over before {missing[0]} was done; run it again to go on")
     with torch.no_grad():
         anatomical = anatomy(model, tokenizer, learn[:2000], held)
@@ -199,9 +199,9 @@ def run(setting: Setting) -> dict[str, Any]:
         "costs_on": hardware(setting.device),
         "threshold": THRESHOLD,
         "model_layers": count,
-        "least_squares": found["least squares", 1],
-        "no_mixing": {str(layers): one for (what, layers), one in found.items() if what == "no mixing"},
-        "primal": {str(layers): one for (what, layers), one in sorted(found.items()) if what == "primal"},
+        "least_squares": finished["least squares", 1],
+        "no_mixing": {str(layers): one for (what, layers), one in finished.items() if what == "no mixing"},
+        "primal": {str(layers): one for (what, layers), one in sorted(finished.items()) if what == "primal"},
     }
 
 

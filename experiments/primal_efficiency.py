@@ -177,9 +177,9 @@ def errors(case: Case) -> dict[str, float]:
     if case.truth is softmax:
         return _rows_of_softmax(case, wide)
     got, wanted = case.function(*leaves), case.truth(*wide)
-    found = {}
+    errors = {}
     for name, mine, true, after in zip(("out", "loss"), got, wanted, case.upstreams, strict=False):
-        found[name] = _error(mine, true)
+        errors[name] = _error(mine, true)
         after = after / after.norm() if name == "out" else torch.ones_like(after)
         pairs = zip(
             case.names,
@@ -189,8 +189,8 @@ def errors(case: Case) -> dict[str, float]:
         )
         for leaf, one, other in pairs:
             if other is not None:
-                found[f"d {name} / d {leaf}"] = WRONG if one is None else _error(one, other)
-    return found
+                errors[f"d {name} / d {leaf}"] = WRONG if one is None else _error(one, other)
+    return errors
 
 
 def _rows_of_softmax(case: Case, wide: list[Tensor], rows: int = 64) -> dict[str, float]:
@@ -207,8 +207,8 @@ def _error(got: Tensor, wanted: Tensor) -> float:
     return error if error < WRONG else WRONG
 
 
-def worst(found: dict[str, float]) -> tuple[str, float]:
-    return max(found.items(), key=lambda item: item[1])
+def worst(errors: dict[str, float]) -> tuple[str, float]:
+    return max(errors.items(), key=lambda item: item[1])
 
 
 def graph_of(case: Case) -> Callable[[], None]:
@@ -305,7 +305,7 @@ def on_cpu(repeats: int) -> dict[str, Any]:
         error = max(worst(errors(make()))[1] for name, make in named.items() if name != "cuDNN SDPA")
     finally:
         torch.set_num_threads(threads)
-    return {"milliseconds": {name: min(found) for name, found in times.items()}, "worst_error": error}
+    return {"milliseconds": {name: min(spent) for name, spent in times.items()}, "worst_error": error}
 
 
 def run(setting: Setting) -> dict[str, Any]:

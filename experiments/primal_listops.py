@@ -105,12 +105,12 @@ class Split(NamedTuple):
 
 
 def splits(data: listops.Listed, counts: tuple[int, ...], device: str) -> list[Split]:
-    made, first = [], 0
+    parts, first = [], 0
     for count in counts:
         tokens, lengths, values = data.padded(first, count, POSITIONS)
-        made.append(Split(torch.from_numpy(tokens).to(device), lengths, torch.from_numpy(values).long().to(device)))
+        parts.append(Split(torch.from_numpy(tokens).to(device), lengths, torch.from_numpy(values).long().to(device)))
         first += count
-    return made
+    return parts
 
 
 def order(count: int, protocol: Protocol, seed: int) -> np.ndarray:
@@ -178,10 +178,10 @@ class Run:
         self.done += 1
 
     def look(self, dev: Split) -> None:
-        found = accuracy(self.network, dev, self.device)
-        self.curve.append(found)
-        if found > self.best:
-            self.best, self.best_step = found, self.done
+        share = accuracy(self.network, dev, self.device)
+        self.curve.append(share)
+        if share > self.best:
+            self.best, self.best_step = share, self.done
             self.weights = {name: part.detach().clone() for name, part in self.network.state_dict().items()}
 
     def keep(self, file: Path) -> None:
@@ -217,7 +217,7 @@ def train(name: str, seed: int, protocol: Protocol, folder: Path, device: str) -
         if run.done % KEPT_EVERY == 0:
             run.keep(file)
     run.network.load_state_dict(run.weights)
-    told = {
+    record = {
         "attention": name,
         "seed": seed,
         "test": 100 * accuracy(run.network, test, device),
@@ -226,10 +226,10 @@ def train(name: str, seed: int, protocol: Protocol, folder: Path, device: str) -
         "steps": run.done,
         "seconds": round(time.perf_counter() - began, 1),
         "parameters": sum(part.numel() for part in run.network.parameters()),
-        "dev_curve": [round(100 * found, 1) for found in run.curve[9::10]],
+        "dev_curve": [round(100 * share, 1) for share in run.curve[9::10]],
     }
     file.unlink(missing_ok=True)
-    return told
+    return record
 
 
 def cost(name: str, protocol: Protocol, folder: Path, device: str) -> dict[str, float | None]:

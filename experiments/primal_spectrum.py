@@ -48,10 +48,10 @@ PAPER = [("0-3", 0.16, 0.16), ("4-7", 0.39, 0.44), ("11 (the last)", 0.77, 0.93)
 Row = dict[str, Any]
 
 
-def summary(found: Iterable[lens.MatrixSpectrum]) -> list[Row]:
+def summary(spectra: Iterable[lens.MatrixSpectrum]) -> list[Row]:
     """Means by layer and kind of matrix."""
     groups: dict[tuple[int, str], list[lens.MatrixSpectrum]] = {}
-    for one in found:
+    for one in spectra:
         groups.setdefault((one.layer, one.name), []).append(one)
     return [
         {
@@ -76,14 +76,14 @@ def of_minilm(texts: int) -> list[Row]:
     from heedful.bridges.reading import demo_model_path, load
 
     model, tokenizer = load(demo_model_path())
-    found: list[lens.MatrixSpectrum] = []
+    spectra: list[lens.MatrixSpectrum] = []
     read = 0
     for name in sorted(topics):
         ids = tokenizer(topics[name], truncation=True, max_length=TOKENS, return_tensors="pt")
         if ids["input_ids"].shape[1] == TOKENS and read < texts:
-            found += lens.spectrum(model, dict(ids))
+            spectra += lens.spectrum(model, dict(ids))
             read += 1
-    return summary(found)
+    return summary(spectra)
 
 
 def of_network(folder: Path, name: str, seed: int, epochs: int, cases: int) -> Row:
@@ -105,7 +105,7 @@ def of_network(folder: Path, name: str, seed: int, epochs: int, cases: int) -> R
     x, padding = inputs
     # One by one and without padding, whose queries attend too.
     ends = (~padding).sum(dim=1).tolist()
-    found = [
+    spectra = [
         one
         for at, end in enumerate(ends)
         for one in lens.spectrum(model.network_, (x[at : at + 1, :end], padding[at : at + 1, :end]))
@@ -115,7 +115,7 @@ def of_network(folder: Path, name: str, seed: int, epochs: int, cases: int) -> R
         "seed": seed,
         "accuracy": accuracy,
         **certificates(model.network_, inputs),
-        "rows": summary(found),
+        "rows": summary(spectra),
     }
 
 

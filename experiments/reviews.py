@@ -34,15 +34,15 @@ class Endings:
 
 def texts(file: Path, rows: range) -> list[tuple[str, int]]:
     """Reviews of these rows without marks of HTML, and 1 for those that are positive."""
-    found = []
+    reviews = []
     csv.field_size_limit(10**7)
     with file.open(newline="", encoding="utf-8") as held:
         for at, row in enumerate(csv.DictReader(held)):
             if at >= rows.stop:
                 break
             if at >= rows.start:
-                found.append((" ".join(row["review"].replace("<br />", " ").split()), LABELS.index(row["sentiment"])))
-    return found
+                reviews.append((" ".join(row["review"].replace("<br />", " ").split()), LABELS.index(row["sentiment"])))
+    return reviews
 
 
 def prepare(folder: Path, train: int, test: int, tokens: int) -> Endings:
@@ -92,10 +92,10 @@ def fine_tuned(
         model = AutoModelForSequenceClassification.from_pretrained(
             base, num_labels=2, id2label=names, dtype=torch.float32
         )
-        told = _train(model.to(device), endings, epochs, batch, rate, say)
+        training = _train(model.to(device), endings, epochs, batch, rate, say)
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-        (folder / "training.json").write_text(json.dumps(told))
+        (folder / "training.json").write_text(json.dumps(training))
     model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
     return model, AutoTokenizer.from_pretrained(folder), json.loads((folder / "training.json").read_text())
 

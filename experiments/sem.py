@@ -57,18 +57,18 @@ def draw(
     return Model(weights, tuple(v for v in range(n) if v not in hidden)), random
 
 
-def compare(found: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+def compare(marks: np.ndarray, true: np.ndarray) -> dict[str, Any]:
     """Precision, recall and F1 of the skeleton; the shares of true end marks found again, and of definite marks that are right."""
     upper = np.triu_indices(len(true), 1)
-    here, there = found[upper] != NONE, true[upper] != NONE
+    here, there = marks[upper] != NONE, true[upper] != NONE
     both = int((here & there).sum())
     precision, recall = both / max(1, here.sum()), both / max(1, there.sum())
-    edge, definite = true != NONE, (found != NONE) & (found != CIRCLE)
+    edge, definite = true != NONE, (marks != NONE) & (marks != CIRCLE)
     return {
         "precision": precision if here.any() else 1.0,
         "recall": recall if there.any() else 1.0,
         "f1": 2 * both / max(1, here.sum() + there.sum()) if here.any() or there.any() else 1.0,
-        "marks": float((found == true)[edge].mean()) if edge.any() else 1.0,
-        "definite_right": float((found == true)[definite].mean()) if definite.any() else None,
-        "exact": bool((found == true).all()),
+        "marks": float((marks == true)[edge].mean()) if edge.any() else 1.0,
+        "definite_right": float((marks == true)[definite].mean()) if definite.any() else None,
+        "exact": bool((marks == true).all()),
     }

@@ -29,10 +29,10 @@ def prepare(folder: Path) -> list[str]:
                 _write(folder / f"{name}.npz", *archive(name))
             except HeedfulError:
                 continue
-    found = sorted(file.stem for file in folder.glob("*.npz"))
-    if not found:
+    names = sorted(file.stem for file in folder.glob("*.npz"))
+    if not names:
         raise Unsupported(f"no data set in {folder} or {BESIDE}, and neither aeon nor sktime is installed")
-    return found
+    return names
 
 
 def load(folder: Path, name: str) -> tuple[SeriesData, SeriesData]:
@@ -54,7 +54,7 @@ def _array(cases: np.ndarray | list[np.ndarray]) -> np.ndarray:
     """One array (cases, channels, time), NaN behind the end of a shorter series."""
     if isinstance(cases, np.ndarray):
         return cases
-    made = np.full((len(cases), len(cases[0]), max(case.shape[1] for case in cases)), np.nan)
-    for row, case in zip(made, cases, strict=True):
+    array = np.full((len(cases), len(cases[0]), max(case.shape[1] for case in cases)), np.nan)
+    for row, case in zip(array, cases, strict=True):
         row[:, : case.shape[1]] = case
-    return made
+    return array

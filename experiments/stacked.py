@@ -90,8 +90,8 @@ def losses(weights: dict[str, Tensor], tokens: Tensor, heads: int, dtype: torch.
     vocabulary, d = cast["embedding"].shape[-2:]
     # One table for all models: model r owns the rows from r V on.
     shift = torch.arange(runs, device=tokens.device)[:, None, None] * vocabulary
-    found = F.embedding(tokens[..., :-1] + shift, cast["embedding"].flatten(0, 1))
-    x = found + cast["position"][:, None, :length]
+    words = F.embedding(tokens[..., :-1] + shift, cast["embedding"].flatten(0, 1))
+    x = words + cast["position"][:, None, :length]
     x = _norm(x).view(runs, batch * length, d)
     layers = zip(*(cast[name].unbind(0) for name in ("qkv", "out", "up", "down")), strict=True)
     for qkv, out, up, down in layers:

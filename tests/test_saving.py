@@ -253,8 +253,8 @@ def test_classes_of_one_name_are_told_apart(monkeypatch):
     monkeypatch.setattr(_savable, "_CLASSES", dict(_savable._CLASSES))
     here, there = (type("Same", (Attention,), {"__module__": module}) for module in ("mine.one", "mine.two"))
 
-    def find(name, module, asked=object):
-        return _savable.find("module", {"type": name, "module": module}, asked)
+    def find(name, module, caller=object):
+        return _savable.find("module", {"type": name, "module": module}, caller)
 
     assert find("Same", "mine.one") is here
     assert find("Same", "mine.two") is there

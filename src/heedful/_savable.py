@@ -122,8 +122,8 @@ def entry_of(cls: type[Any]) -> dict[str, str]:
     return {"type": cls.__name__, "module": cls.__module__}
 
 
-def find(kind: str, entry: Mapping[str, Any], asked: type[Any] = object) -> type[Any] | None:
-    """The class that a description means; `asked`, the class somebody loads by, where it has the name.
+def find(kind: str, entry: Mapping[str, Any], caller: type[Any] = object) -> type[Any] | None:
+    """The class that a description means; `caller`, the class somebody loads by, where it has the name.
 
     A folder may name any module inside heedful, which is then imported. A class of anybody else's must have been imported
     before: no file decides what code is run. Folders of the first release name estimators without a module.
@@ -134,8 +134,8 @@ def find(kind: str, entry: Mapping[str, Any], asked: type[Any] = object) -> type
         own = _own(home, name)
         if own is not None and own in known(kind):
             return own
-    if asked.__name__ == name:
-        return asked
+    if caller.__name__ == name:
+        return caller
     if module is not None and not _is_own(module):
         return _CLASSES.get((kind, module, name))
     return next(reversed(known(kind, name)), None)

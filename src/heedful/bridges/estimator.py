@@ -32,6 +32,7 @@ except ImportError:
 
 __all__ = ["Estimator", "device_of", "dtype_of", "outputs", "seed_of"]
 
+Inputs = tuple[Tensor, ...]
 # Fitted arrays lie beside the weights, under names that no module has.
 _FITTED = "fitted:"
 
@@ -72,15 +73,11 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _network(self) -> nn.Module:
         raise NotImplementedError
 
-    def _loss(
-        self, network: nn.Module, inputs: tuple[Tensor, ...], target: Tensor | None, weight: Tensor | None
-    ) -> Tensor:
-        """The mean loss of a batch."""
+    def _loss(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Tensor:
+        """The mean loss of a batch; target and weight are tensors, or None where there are none."""
         raise NotImplementedError
 
-    def _measure(
-        self, network: nn.Module, inputs: tuple[Tensor, ...], target: Tensor | None, weight: Tensor | None
-    ) -> Mapping[str, Tensor]:
+    def _measure(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Mapping[str, Tensor]:
         """Values of each held-out case, among them `"loss"`."""
         raise NotImplementedError
 
@@ -91,7 +88,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _scale(self, samples: Samples) -> None:
         """Learns of the samples that are learned from what `_tensors` and `_network` need."""
 
-    def _tensors(self, samples: Samples) -> tuple[Tensor, ...]:
+    def _tensors(self, samples: Samples) -> Inputs:
         """The network's inputs."""
         return tuple(torch.from_numpy(part.astype(np.float32)) for part in samples.inputs)
 
@@ -179,7 +176,9 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         target = None if samples.target is None else torch.from_numpy(samples.target)
 
         def part(rows: np.ndarray) -> tuple[Any, ...]:
-            weight = None if samples.weights is None else torch.from_numpy(mean_one(samples.weights[rows])).float()
+            # A mean weight of 1 leaves the learning rate what it is.
+            weights = None if samples.weights is None else samples.weights[rows]
+            weight = None if weights is None else torch.from_numpy(weights / weights.mean()).float()
             return tuple(tensor[rows] for tensor in inputs), None if target is None else target[rows], weight
 
         return {"data": part(learn), "held_out": part(held) if len(held) else None}
@@ -211,7 +210,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "network_")
         return self._run(self._tensors(self._read(X))).numpy()
 
-    def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _run(self, inputs: Inputs) -> Tensor:
         device = device_of(self.device)
         return outputs(self.network_, inputs, device, dtype_of(self.predict_dtype, device))
 
@@ -247,11 +246,6 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         self.network_ = self._network()
         self.network_.load_state_dict(weights, assign=True)
         self.network_.eval()
-
-
-def mean_one(weights: np.ndarray) -> np.ndarray:
-    """Weights divided by their mean, which leaves the learning rate what it is."""
-    return weights / weights.mean()
 
 
 def outputs(

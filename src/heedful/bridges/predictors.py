@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from heedful._errors import InvalidArgument, MissingExtra
-from heedful.bridges.estimator import Estimator
+from heedful.bridges.estimator import Estimator, Inputs
 from heedful.bridges.samples import Samples, encoded, hold_out, weights_of
 
 try:
@@ -24,8 +24,6 @@ except ImportError:
     raise MissingExtra("scikit-learn", "tables") from None
 
 __all__ = ["Classifier", "Ranker", "Regressor", "Transformer"]
-
-Inputs = tuple[Tensor, ...]
 
 
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
@@ -45,16 +43,12 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         labels = {"codes": samples.target, "groups": samples.groups, "times": samples.times}
         return hold_out(len(samples), self.validation_fraction, self.seed_, **labels)
 
-    def _loss(self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None) -> Tensor:
-        assert target is not None
+    def _loss(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Tensor:
         if weight is None:
             return functional.cross_entropy(network(*inputs), target)
         return (weight * functional.cross_entropy(network(*inputs), target, reduction="none")).mean()
 
-    def _measure(
-        self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None
-    ) -> Mapping[str, Tensor]:
-        assert target is not None
+    def _measure(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Mapping[str, Tensor]:
         logits = network(*inputs)
         loss = functional.cross_entropy(logits, target, reduction="none")
         return {"loss": _weighted(loss, weight), "accuracy": (logits.argmax(1) == target).float()}
@@ -94,18 +88,15 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         assert samples.target is not None
         self.target_mean_, self.target_scale_ = float(samples.target.mean()), float(samples.target.std()) or 1.0
 
-    def _errors(self, network: nn.Module, inputs: Inputs, target: Tensor | None) -> Tensor:
+    def _errors(self, network: nn.Module, inputs: Inputs, target: Tensor) -> Tensor:
         """In standard deviations."""
-        assert target is not None
         output = network(*inputs)
         return output - ((target - self.target_mean_) / self.target_scale_).to(output)
 
-    def _loss(self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None) -> Tensor:
+    def _loss(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Tensor:
         return _weighted(self._errors(network, inputs, target).square(), weight).mean()
 
-    def _measure(
-        self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None
-    ) -> Mapping[str, Tensor]:
+    def _measure(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Mapping[str, Tensor]:
         errors = self._errors(network, inputs, target)
         return {"loss": _weighted(errors.square(), weight), "absolute_error": errors.abs() * self.target_scale_}
 
@@ -151,17 +142,14 @@ class Ranker(Estimator):
             "lengths": [len(target) for _, target in data],
         }
 
-    def _losses(self, scores: Tensor, target: Tensor | None, padding: Tensor) -> Tensor:
-        assert target is not None
+    def _losses(self, scores: Tensor, target: Tensor, padding: Tensor) -> Tensor:
         share = target / target.sum(1, keepdim=True).clamp_min(torch.finfo(target.dtype).tiny)
         return -(share * scores.masked_fill(padding, -torch.inf).log_softmax(1).masked_fill(padding, 0.0)).sum(1)
 
-    def _loss(self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None) -> Tensor:
+    def _loss(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Tensor:
         return self._losses(network(*inputs), target, inputs[-1]).mean()
 
-    def _measure(
-        self, network: nn.Module, inputs: Inputs, target: Tensor | None, weight: Tensor | None
-    ) -> Mapping[str, Tensor]:
+    def _measure(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Mapping[str, Tensor]:
         return {"loss": self._losses(network(*inputs), target, inputs[-1])}
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:

@@ -27,8 +27,6 @@ from heedful._text import quantity
 from heedful.cli.arguments import AsJson
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from heedful._tasks import Task
 
 __all__ = ["FitCommand", "fit", "predict", "score"]
@@ -122,7 +120,7 @@ def predict(
         raise InvalidArgument(f"--proba is for classifiers; {folder} holds a {type(model).__name__}")
     data = kind.read(file, "test")
     with _warnings_in_a_line():
-        shares = model.predict_proba(data.X) if hasattr(model, "classes_") else None
+        shares: Any = model.predict_proba(data.X) if hasattr(model, "classes_") else None
         answers = model.predict(data.X) if shares is None else model.classes_[shares.argmax(1)]
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
@@ -151,13 +149,13 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
 
 def _estimator(args: list[str]) -> type[Any]:
     """The estimator that the words of a command mean; the first of all where they do not tell."""
-    said = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
+    options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
-    if said.get("--task") in TASKS:
-        kind = TASKS[said["--task"]]
+    if options.get("--task") in TASKS:
+        kind = TASKS[options["--task"]]
     else:
         kind = task_of(Path(files[0])) if files else next(iter(TASKS.values()))
-    name = said.get("--estimator")
+    name = options.get("--estimator")
     return kind.estimator(name if name in kind.estimators else None)
 
 
@@ -213,7 +211,7 @@ def _value(kinds: list[Any], text: str) -> Any:
 
 
 def _documented(estimator: type[Any]) -> dict[str, str]:
-    """What is said first of each parameter in the docstring's Args."""
+    """What is options first of each parameter in the docstring's Args."""
     text = inspect.getdoc(estimator) or ""
     section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^    ([\w, ]+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.MULTILINE)
@@ -245,16 +243,28 @@ def _labelled(kind: Task, file: Path, split: str) -> Any:
     return data
 
 
-def _quality(model: Any, data: Any, answers: np.ndarray | None = None) -> float:
+def _quality(model: Any, data: Any, answers: Any = None) -> float:
     """The model's metric on labelled data; labels that are no class of a classifier's are named, and count as wrong."""
     if not hasattr(model, "classes_"):
         return float(model.score(data.X, data.y))
     answers = model.predict(data.X) if answers is None else answers
-    foreign = _foreign(data.y, model.classes_)
-    if foreign.any():
-        typer.echo(f"heedful: {_unknown(data.y[foreign], model.classes_, len(data.y))}", err=True)
-    answers, labels = _comparable(answers, data.y)
+    labels, classes = data.y, model.classes_
+    if "U" in labels.dtype.kind + classes.dtype.kind:
+        # Numbers are compared as numbers, strings with whatever by their text.
+        answers, labels, classes = (part.astype(str) for part in (answers, labels, classes))
+    foreign = [at for at, label in enumerate(labels.tolist()) if label not in classes.tolist()]
+    if foreign:
+        which = _brief(sorted(set(data.y[foreign].tolist())))
+        typer.echo(
+            f"heedful: {len(foreign)} of {len(labels)} labels are not classes of this model and count as wrong: {which}; its "
+            f"classes are {_brief(classes.tolist())}",
+            err=True,
+        )
     return float((answers == labels).mean())
+
+
+def _brief(names: list[Any]) -> str:
+    return ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 @contextmanager
@@ -262,30 +272,6 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: typer.echo(f"heedful: {message}", err=True)
         yield
-
-
-def _foreign(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Which labels are no class of the model."""
-    import numpy as np
-
-    labels, classes = _comparable(labels, classes)
-    return ~np.isin(labels, classes)
-
-
-def _comparable(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers are compared as numbers, strings with whatever by their text."""
-    return (one.astype(str), other.astype(str)) if "U" in one.dtype.kind + other.dtype.kind else (one, other)
-
-
-def _unknown(labels: np.ndarray, classes: np.ndarray, cases: int) -> str:
-    def brief(names: list[Any]) -> str:
-        return ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-    which = brief(sorted(set(labels.tolist())))
-    return (
-        f"{len(labels)} of {cases} labels are not classes of this model and count as wrong: {which}; its classes are "
-        f"{brief(classes.tolist())}"
-    )
 
 
 def _check_file(file: Path) -> None:
@@ -319,13 +305,11 @@ def _outcome(model: Any, data: Any) -> dict[str, Any]:
 
 
 def _summary(outcome: dict[str, Any]) -> str:
-    def lines() -> Iterator[str]:
-        yield outcome["data"]
-        again = f", going on after epoch {outcome['resumed_after_epoch']}" if outcome["resumed_after_epoch"] else ""
-        yield f"trained for {quantity(outcome['epochs'], 'epoch')}{again}; the best is {outcome['best_epoch']}"
-        for name, value in outcome.items():
-            if name.startswith("held_out_") and name != "held_out_loss" and value is not None:
-                yield f"held-out {name.removeprefix('held_out_')} {value:.4f}"
-        yield f"saved to {outcome['saved']}"
-
-    return "\n".join(lines())
+    again = f", going on after epoch {outcome['resumed_after_epoch']}" if outcome["resumed_after_epoch"] else ""
+    trained = f"trained for {quantity(outcome['epochs'], 'epoch')}{again}; the best is {outcome['best_epoch']}"
+    measured = [
+        f"held-out {name.removeprefix('held_out_')} {value:.4f}"
+        for name, value in outcome.items()
+        if name.startswith("held_out_") and name != "held_out_loss" and value is not None
+    ]
+    return "\n".join((outcome["data"], trained, *measured, f"saved to {outcome['saved']}"))

@@ -16,7 +16,7 @@ def check_boolean(name: str, keep: object) -> None:
         raise InvalidArgument(f"{name}: keep must be a boolean tensor, True = may attend; got {got}")
 
 
-def made_tensor(name: str, argument: str, value: object) -> Tensor:
+def to_tensor(name: str, argument: str, value: object) -> Tensor:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):

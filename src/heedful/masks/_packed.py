@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._runtime import readable
-from heedful.masks._checks import made_tensor
+from heedful.masks._checks import to_tensor
 from heedful.masks.algebra import Block, Mask, Range
 
 # Positions outside every sequence: a query there and a key there differ from all others and from each other.
@@ -87,16 +87,22 @@ def packed(cu_seqlens: Tensor | Sequence[int], key_cu_seqlens: Tensor | Sequence
 
 
 def _bounds(argument: str, value: Tensor | Sequence[int]) -> Tensor:
-    made = made_tensor("packed", argument, value)
-    if made.is_floating_point() or made.is_complex() or made.dtype == torch.bool or made.dim() != 1 or not len(made):
+    tensor = to_tensor("packed", argument, value)
+    if (
+        tensor.is_floating_point()
+        or tensor.is_complex()
+        or tensor.dtype == torch.bool
+        or tensor.dim() != 1
+        or not len(tensor)
+    ):
         raise InvalidArgument(
             f"packed: {argument} must be integers [0, n1, n1 + n2, ...] of shape (sequences + 1,); "
-            f"got {made.dtype} {tuple(made.shape)}"
+            f"got {tensor.dtype} {tuple(tensor.shape)}"
         )
-    return made
+    return tensor
 
 
 def _sequence(bounds: Tensor, positions: Tensor, outside: int) -> Tensor:
     """The number of the sequence that holds each position, or `outside`."""
-    found = torch.bucketize(positions, bounds.to(positions.dtype), right=True) - 1
-    return found.masked_fill((found < 0) | (found >= bounds.shape[0] - 1), outside)
+    index = torch.bucketize(positions, bounds.to(positions.dtype), right=True) - 1
+    return index.masked_fill((index < 0) | (index >= bounds.shape[0] - 1), outside)

@@ -42,10 +42,10 @@ def parts(mask: Mask | None, shape: Sequence[int], device: torch.device | str = 
     grid = tuple(shape)
     mask.check(grid)
     at = Block.whole(grid, torch.device(device))
-    found = Parts()
+    limits = Parts()
     for one in _joined_by_and(mask.hiding):
-        found = _tightened(found, one, at)
-    return found
+        limits = _tightened(limits, one, at)
+    return limits
 
 
 def _joined_by_and(mask: Mask | None) -> list[Mask]:
@@ -54,32 +54,32 @@ def _joined_by_and(mask: Mask | None) -> list[Mask]:
     return [*_joined_by_and(mask.left), *_joined_by_and(mask.right)] if type(mask) is _And else [mask]
 
 
-def _tightened(found: Parts, mask: Mask, at: Block) -> Parts:
+def _tightened(limits: Parts, mask: Mask, at: Block) -> Parts:
     """The parts with one more mask that is no `&`."""
     if isinstance(mask, _Causal):
-        return _between(found, None, _offset(mask.align, at.shape))
+        return _between(limits, None, _offset(mask.align, at.shape))
     if isinstance(mask, _Window):
         offset = _offset(mask.align, at.shape)
-        return _between(found, offset - mask.before, offset + mask.after)
+        return _between(limits, offset - mask.before, offset + mask.after)
     if isinstance(mask, _Padding):
         lengths = mask.lengths.to(at.device)
-        return found._replace(lengths=lengths if found.lengths is None else _shorter(found.lengths, lengths))
+        return limits._replace(lengths=lengths if limits.lengths is None else _shorter(limits.lengths, lengths))
     ids = _ids(mask, at)
-    if ids is not None and found.ids is None:
-        return found._replace(ids=ids)
+    if ids is not None and limits.ids is None:
+        return limits._replace(ids=ids)
     if isinstance(mask, _Blocks):
         keep = mask.keep.to(at.device)
-        if found.blocks is None or found.blocks[1] == mask.size:
-            return found._replace(blocks=(keep if found.blocks is None else keep & found.blocks[0], mask.size))
+        if limits.blocks is None or limits.blocks[1] == mask.size:
+            return limits._replace(blocks=(keep if limits.blocks is None else keep & limits.blocks[0], mask.size))
     kept = mask.block(at)
-    return found._replace(keep=kept if found.keep is None else found.keep & kept)
+    return limits._replace(keep=kept if limits.keep is None else limits.keep & kept)
 
 
-def _between(found: Parts, low: int | None, high: int | None) -> Parts:
-    lows = [one for one in (found.low, low) if one is not None]
-    highs = [one for one in (found.high, high) if one is not None]
+def _between(limits: Parts, low: int | None, high: int | None) -> Parts:
+    lows = [one for one in (limits.low, low) if one is not None]
+    highs = [one for one in (limits.high, high) if one is not None]
     # torch's own, so that sizes a compiled graph leaves open stay open.
-    return found._replace(
+    return limits._replace(
         low=torch.sym_max(*lows) if len(lows) > 1 else lows[0] if lows else None,
         high=torch.sym_min(*highs) if len(highs) > 1 else highs[0] if highs else None,
     )

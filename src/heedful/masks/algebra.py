@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
 from heedful._runtime import readable
-from heedful.masks._checks import broadcasts, check_boolean, check_fit, made_tensor
+from heedful.masks._checks import broadcasts, check_boolean, check_fit, to_tensor
 from heedful.masks.factors import Factors, joined
 
 Align = Literal["start", "end"]
@@ -384,16 +384,16 @@ def window(before: int, after: int | None = None, *, align: Align = "start") -> 
 
 def padding(lengths: Tensor | Sequence[int]) -> Mask:
     """Keys at and behind each sequence's length are hidden; `lengths` has the batch's shape."""
-    made = made_tensor("padding", "lengths", lengths)
-    if made.is_floating_point() or made.dtype == torch.bool or made.dim() == 0:
+    tensor = to_tensor("padding", "lengths", lengths)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.dim() == 0:
         raise InvalidArgument(
-            f"padding: lengths must be integers of shape (batch,); got {made.dtype} {tuple(made.shape)}"
+            f"padding: lengths must be integers of shape (batch,); got {tensor.dtype} {tuple(tensor.shape)}"
         )
-    if not readable(made):
-        return _Padding(made, None)
-    if made.numel() and int(made.min()) < 0:
-        raise InvalidArgument(f"padding: lengths must not be negative; got {int(made.min())}")
-    return _Padding(made, int(made.max()) if made.numel() else 0)
+    if not readable(tensor):
+        return _Padding(tensor, None)
+    if tensor.numel() and int(tensor.min()) < 0:
+        raise InvalidArgument(f"padding: lengths must not be negative; got {int(tensor.min())}")
+    return _Padding(tensor, int(tensor.max()) if tensor.numel() else 0)
 
 
 def keys(keep: Tensor) -> Mask:
@@ -404,8 +404,8 @@ def keys(keep: Tensor) -> Mask:
 
 def document(ids: Tensor, key_ids: Tensor | None = None) -> Mask:
     """Queries see keys of the same document; `ids` is (batch, queries) or (queries,)."""
-    queries = made_tensor("document", "ids", ids)
-    return _Document(queries, queries if key_ids is None else made_tensor("document", "key_ids", key_ids))
+    queries = to_tensor("document", "ids", ids)
+    return _Document(queries, queries if key_ids is None else to_tensor("document", "key_ids", key_ids))
 
 
 def dense(keep: Tensor) -> Mask:

@@ -1,6 +1,5 @@
 """Layers that learn: attention with any kernel, with knowledge, in primal form, in blocks and encoders."""
 
-from heedful.nn._describe import LayerName
 from heedful.nn._module import KernelParameters, Module
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block
@@ -26,7 +25,6 @@ __all__ = [
     "GaussianProcessAttention",
     "KernelParameters",
     "KnowledgeAttention",
-    "LayerName",
     "Marginal",
     "Module",
     "PairAttention",

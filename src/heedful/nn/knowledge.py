@@ -112,11 +112,11 @@ class KnowledgeAttention(KernelModule):
             )
         weight = layer.in_proj_weight
         place = {"device": weight.device, "dtype": weight.dtype}
-        made = cls(layer.embed_dim, layer.num_heads, readout="x", dropout=layer.dropout, **place)
+        knowledge = cls(layer.embed_dim, layer.num_heads, readout="x", dropout=layer.dropout, **place)
         query, key, value = (part.unflatten(0, (layer.num_heads, -1)) for part in weight.detach().chunk(3))
         out = layer.out_proj.weight.detach().unflatten(1, (layer.num_heads, -1)).transpose(0, 1)  # [H, d, p]
-        made.load_state_dict({"query_rows": query, "key_rows": key, "value_rows": value, "value_columns": out})
-        return made
+        knowledge.load_state_dict({"query_rows": query, "key_rows": key, "value_rows": value, "value_columns": out})
+        return knowledge
 
     def to_multihead(self) -> nn.MultiheadAttention:
         """The bias-free `nn.MultiheadAttention` that computes the same."""
@@ -133,18 +133,13 @@ class KnowledgeAttention(KernelModule):
         parts = (self.query_rows, self.key_rows, self.value_rows)
         assert self.value_columns is not None
         weight = torch.cat([part.detach().flatten(0, 1) for part in parts if part is not None])
-        made = nn.MultiheadAttention(
-            self.embed_dim,
-            self.num_heads,
-            self.dropout,
-            bias=False,
-            batch_first=True,
-            device=weight.device,
-            dtype=weight.dtype,
+        place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        layer = nn.MultiheadAttention(
+            self.embed_dim, self.num_heads, self.dropout, bias=False, batch_first=True, **place
         )
         out = self.value_columns.detach().transpose(0, 1).flatten(1)
-        made.load_state_dict({"in_proj_weight": weight, "out_proj.weight": out})
-        return made
+        layer.load_state_dict({"in_proj_weight": weight, "out_proj.weight": out})
+        return layer
 
     def forward(
         self,

@@ -114,11 +114,11 @@ class PairAttention(Module):
             rest = pooled.sum(dim=2, keepdim=True) - pooled  # [B, i, j, s]
         else:
             shape = (batch, n, n, n, y.shape[-1])  # [B, i, j, t, size]
-            said = self.functions.psi2(
+            messages = self.functions.psi2(
                 y[:, None, None].expand(shape), y_i[:, :, :, None].expand(shape), y_j[:, :, :, None].expand(shape)
             )
             others = off[:, :, None] & ~same[:, :, None]
-            rest = said.masked_fill(~others, 0.0).sum(dim=3)
+            rest = messages.masked_fill(~others, 0.0).sum(dim=3)
         itself = keep.diagonal(dim1=1, dim2=2)[:, :, None, None].to(
             y.dtype
         )  # [B, i, 1, 1], 0 where i does not see itself

@@ -186,15 +186,17 @@ class PrimalAttention(PrimalCore):
             query, key, sample = query @ sample.mT, key @ sample.mT, None
         query, key = (part.transpose(0, 1).flatten(1, 2) for part in (query, key))  # [H, B n, features]
         sample = None if sample is None else sample[0]
-        found = ksvd.ksvd(query, key, sample, self.rank)
-        alive = found.values > found.values[:, :1] * 1e-12  # [H, s at most]
+        triplets = ksvd.ksvd(query, key, sample, self.rank)
+        alive = triplets.values > triplets.values[:, :1] * 1e-12  # [H, s at most]
         if not bool(alive[:, 0].all()):
             raise InvalidArgument(
                 "the kernel of x is zero in some head, so it has no singular vectors; give other input"
             )
-        w_e, w_r = (w * alive[:, None, :] for w in ksvd.primal_weights(found.left, found.right, query, key, sample))
+        w_e, w_r = (
+            w * alive[:, None, :] for w in ksvd.primal_weights(triplets.left, triplets.right, query, key, sample)
+        )
         size = ((w_e.square() + w_r.square()).sum(dim=(1, 2), keepdim=True) / 2).sqrt()
-        lam = torch.where(alive, (tokens / found.values).sqrt(), 0.0)
+        lam = torch.where(alive, (tokens / triplets.values).sqrt(), 0.0)
         for parameter, value in ((self.w_e, w_e / size), (self.w_r, w_r / size), (self.lam, lam)):
             parameter.zero_()
             parameter[..., : value.shape[-1]] = value.to(parameter)

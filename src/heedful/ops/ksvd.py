@@ -80,9 +80,9 @@ def dual_variables(w_e: Tensor, w_r: Tensor, query: Tensor, key: Tensor, sample:
     for phi, w in ((query, w_r), (key, w_e)):
         reduced = phi if triangle is None else phi @ triangle.mT  # F Phi^T = basis reduced^T
         h = torch.linalg.pinv(reduced.mT) @ (w if basis is None else basis.mT @ w)
-        made = reduced.mT @ h if basis is None else basis @ (reduced.mT @ h)
+        image = reduced.mT @ h if basis is None else basis @ (reduced.mT @ h)
         duals.append(h)
-        residuals.append(_norm(made - w) / _norm(w))
+        residuals.append(_norm(image - w) / _norm(w))
     return Dual(duals[0], duals[1], residuals[1], residuals[0])
 
 

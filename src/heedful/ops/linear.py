@@ -105,7 +105,7 @@ def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: Linea
     dtype, length = value.dtype, query.shape[-2]
     fused = _fusable_step(kernel, query, key, value, state)
     name = kernel.fused_map if fused else None
-    given = value
+    original = value
     if name is None:
         query, key, value = _prepare(kernel.steady_features, query, key, value)
     lead, kind = key.shape[:-2], wide(key.dtype)
@@ -122,7 +122,7 @@ def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: Linea
     if fused and kind == torch.float32:
         if kernel.traits.division == "count":
             query = query / count
-        out, memory, total = _step_fused(kernel, query, key, given, state, name or "identity")
+        out, memory, total = _step_fused(kernel, query, key, original, state, name or "identity")
         return Step(out, LinearState(memory, total, seen))
     out, total = _causal(query, key, value)
     out = out + query @ state.memory
@@ -133,8 +133,8 @@ def step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: Linea
 
 def _fusable_step(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None) -> bool:
     """Whether the fused kernels take a step: nothing asks for a gradient, nothing broadcasts, the state is in float32."""
-    given = [query, key, value, *kernel.tensors().values(), *(state or ())]
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
+    tensors = [query, key, value, *kernel.tensors().values(), *(state or ())]
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
         return False
     if any(not isinstance(x, Tensor) or x.dtype != torch.float32 for x in (state or ())[:2]):
         return False
@@ -158,10 +158,10 @@ def _prepare(
     features: Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None], query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     kind = wide(key.dtype)
-    made = features(query.to(kind), key.to(kind))
-    if made is None:
+    pair = features(query.to(kind), key.to(kind))
+    if pair is None:
         raise InvalidArgument("the kernel has no finite feature map, so it keeps no state of constant size")
-    return *made, value.to(made[1].dtype)
+    return *pair, value.to(pair[1].dtype)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,9 +128,9 @@ def features(query: Tensor, key: Tensor, feature_map: Kernel = COSINE) -> tuple[
     query, key = query.to(kind), key.to(kind)
     if type(feature_map) is Cosine:
         return _unit(query), _unit(key)
-    made = feature_map.steady_features(query, key)
-    assert made is not None
-    return made[0].to(kind), made[1].to(kind)
+    both = feature_map.steady_features(query, key)
+    assert both is not None
+    return both[0].to(kind), both[1].to(kind)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -206,15 +206,15 @@ def folded(
         sample = None if sample is None else sample.to(kind)
         on_e, on_r = (lowered(w, sample) for w in (w_e, w_r))  # [(B,) H, p, s]
         out = _two_products(phi_q, on_e @ c_e.mT, phi_k, on_r @ c_r.mT, None if bias is None else bias.to(kind))
-        made = None
+        record = None
         if parts:
             phi_q, phi_k = kept(phi_q, keep), kept(phi_k, keep)
             moments = [phi.mT @ phi @ on for phi, on in ((phi_q, on_e), (phi_k, on_r))]
             moment = torch.stack(moments, dim=1)
             data = Data(torch.stack((on_e, on_r), dim=-4), sample, moment)
             energy = (data.on * moment).sum(dim=-2)
-            made = Parts(energy, counted(query, keep), trace_of(w_e, w_r), w_e, w_r, data)
-        return Folded(out.to(query.dtype), made)
+            record = Parts(energy, counted(query, keep), trace_of(w_e, w_r), w_e, w_r, data)
+        return Folded(out.to(query.dtype), record)
 
 
 def folded_pair(
@@ -277,11 +277,11 @@ def _fused(pair: Tensor, given: _Given, parts: TrackLoss) -> Folded:
         out, on, product, energy, tokens = primal_ops.primal_fold(
             pair, sample, w_e, w_r, c_e, c_r, bias, keep, bool(parts)
         )
-        made = None
+        record = None
         if parts:
             kind, data = torch.float32, Data(on, sample, _moment(pair, keep, on) if parts == "kkt" else None)
-            made = Parts(energy, tokens.detach(), product, w_e.to(kind), w_r.to(kind), data)
-        return Folded(out.transpose(1, 2), made)
+            record = Parts(energy, tokens.detach(), product, w_e.to(kind), w_r.to(kind), data)
+        return Folded(out.transpose(1, 2), record)
 
 
 def _moment(pair: Tensor, keep: Tensor | None, on: Tensor) -> Tensor:

@@ -52,21 +52,21 @@ class _Stream(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        asked = ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             # A second derivative is being prepared: every step must leave its own history.
             saved = ctx.saved_tensors
-            found = iter(
+            gradients = iter(
                 torch.autograd.grad(
                     _traceable(_with(ctx, saved)),
-                    [x for x, want in zip(saved, asked, strict=True) if want],
+                    [x for x, want in zip(saved, needs, strict=True) if want],
                     gradient,
                     create_graph=True,
                 )
             )
-            return None, None, *(next(found) if want else None for want in asked)
+            return None, None, *(next(gradients) if want else None for want in needs)
         saved = [x if x is None else x.detach() for x in ctx.saved_tensors]
-        totals = [torch.zeros_like(x) if want else None for x, want in zip(saved, asked, strict=True)]
+        totals = [torch.zeros_like(x) if want else None for x, want in zip(saved, needs, strict=True)]
         for at in _blocks(_with(ctx, saved)):
             _add_block(ctx, saved, totals, gradient, at)
         return None, None, *totals
@@ -75,20 +75,20 @@ class _Stream(torch.autograd.Function):
 def _add_block(ctx: Any, saved: list[Any], totals: list[Any], gradient: Tensor, at: Block) -> None:
     """Adds a block's share to the gradients, each to the part of it that the block reads."""
     request = _with(ctx, saved)
-    asked = [total is not None for total in totals]
+    needs = [total is not None for total in totals]
     value = _narrow(request.value, at.lead, at.cols)
     kind = wide(value.dtype)
     above = _narrow(gradient, at.lead, at.rows).to(kind)
     with torch.enable_grad():
         query, key, _ = (
-            part.detach().requires_grad_(want) for part, want in zip(_pieces(request, at), asked, strict=False)
+            part.detach().requires_grad_(want) for part, want in zip(_pieces(request, at), needs, strict=False)
         )
         keep, bias, factors = request.cut(at)
-        bias = None if bias is None else bias.detach().requires_grad_(asked[3])
+        bias = None if bias is None else bias.detach().requires_grad_(needs[3])
         if factors is not None:
-            left, right = (x.detach().requires_grad_(want) for x, want in zip(factors, asked[4:6], strict=True))
+            left, right = (x.detach().requires_grad_(want) for x, want in zip(factors, needs[4:6], strict=True))
             factors = left, right
-        tensors = [tensor.requires_grad_(want) for tensor, want in zip(saved[6:], asked[6:], strict=True)]
+        tensors = [tensor.requires_grad_(want) for tensor, want in zip(saved[6:], needs[6:], strict=True)]
         kernel = request.kernel.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
         weights = reference.coefficients(
             _of_heads(kernel, at, request.shape), query, key, keep, added(bias, factors, wide(query.dtype))
@@ -96,12 +96,12 @@ def _add_block(ctx: Any, saved: list[Any], totals: list[Any], gradient: Tensor, 
     if totals[2] is not None:
         _narrow(totals[2], at.lead, at.cols).add_(weights.detach().mT.to(kind) @ above)
     sources = [query, key, None, bias, *(factors or (None, None)), *tensors]
-    wanted = [n for n, want in enumerate(asked) if want and n != 2]
+    wanted = [n for n, want in enumerate(needs) if want and n != 2]
     if not wanted:
         return
     by_weights = (above @ value.to(kind).mT).to(weights.dtype)
-    found = torch.autograd.grad(weights, [sources[n] for n in wanted], by_weights, allow_unused=True)
-    for n, part in zip(wanted, found, strict=True):
+    gradients = torch.autograd.grad(weights, [sources[n] for n in wanted], by_weights, allow_unused=True)
+    for n, part in zip(wanted, gradients, strict=True):
         if part is None:
             continue
         if n < 2:
@@ -130,12 +130,12 @@ def _traceable(request: Request) -> Tensor:
     out: dict[tuple[Range, ...], list[Tensor]] = {}
     for at in _blocks(request):
         pieces = _pieces(request, at)
-        made = (
+        piece = (
             checkpoint(_rows, request, at, *pieces, use_reentrant=False, preserve_rng_state=request.dropout_p > 0)
             if recompute
             else _rows(request, at, *pieces)
         )
-        out.setdefault(at.lead, []).append(made)
+        out.setdefault(at.lead, []).append(piece)
     return _join([torch.cat(rows, dim=-2) for rows in out.values()], request.shape[:-2])
 
 

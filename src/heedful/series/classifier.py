@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,10 +15,12 @@ from heedful._checks import check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.bridges.predictors import Classifier
 from heedful.bridges.samples import Samples, validated
-from heedful.nn import LayerName, Primal, ksvd_loss
+from heedful.nn import Primal, ksvd_loss
 from heedful.series._cases import Cases, as_array, cases_of, filled, scales, standardised
 from heedful.series._frames import Frames, check_rows, check_single, read_frames
 from heedful.series.network import Head, SeriesNetwork
+
+LAYERS = ("softmax", "primal", "linear", "none")
 
 
 class SeriesClassifier(Classifier):
@@ -211,9 +213,9 @@ class SeriesClassifier(Classifier):
             )
         if isinstance(self.attention, str):
             parts = [part.strip() for part in self.attention.split("+")]
-            if not set(parts) <= set(get_args(LayerName)):
+            if not set(parts) <= set(LAYERS):
                 raise InvalidArgument(
-                    f"attention must be of {', '.join(get_args(LayerName))}, or such names joined by +; got {self.attention!r:.100}"
+                    f"attention must be of {', '.join(LAYERS)}, or such names joined by +; got {self.attention!r:.100}"
                 )
         else:
             parts = list(copy.deepcopy(self.attention))
@@ -227,7 +229,7 @@ class SeriesClassifier(Classifier):
         primal = Primal(self.rank, track_loss=bool(self.eta > 0))
         return [primal if isinstance(part, str) and part == "primal" else part for part in parts]
 
-    def _loss(self, network: nn.Module, inputs: Any, target: Tensor | None, weight: Tensor | None) -> Tensor:
+    def _loss(self, network: nn.Module, inputs: Any, target: Any, weight: Any) -> Tensor:
         loss = super()._loss(network, inputs, target, weight)
         return loss + float(self.eta) * ksvd_loss(network) if self.eta else loss
 

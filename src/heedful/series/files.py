@@ -85,8 +85,8 @@ def archive(name: str) -> tuple[SeriesData, SeriesData]:
 
 def _packages() -> Iterator[Path]:
     for package in ("aeon", "sktime"):
-        found = find_spec(package)
-        yield from (Path(place) for place in (found and found.submodule_search_locations) or ())
+        spec = find_spec(package)
+        yield from (Path(place) for place in (spec and spec.submodule_search_locations) or ())
 
 
 def _read_npz(file: Path, split: Split) -> SeriesData:
@@ -185,7 +185,7 @@ def _read_case(line: str, place: str, header: dict[str, str]) -> tuple[np.ndarra
         values = [[np.nan if word.strip() == "?" else float(word) for word in part.split(",")] for part in channels]
     except ValueError as error:
         raise InvalidArgument(f"{place}: {error}") from None
-    made: Any = np.full((len(values), max(map(len, values))), np.nan)
-    for row, part in zip(made, values, strict=True):
+    case: Any = np.full((len(values), max(map(len, values))), np.nan)
+    for row, part in zip(case, values, strict=True):
         row[: len(part)] = part
-    return made, label
+    return case, label

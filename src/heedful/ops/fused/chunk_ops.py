@@ -225,15 +225,15 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None
     query, key, value, weight, totals = ctx.saved_tensors
     if torch.is_grad_enabled():
         # A second derivative is being prepared: every step must leave its own history.
-        asked = [x for x, want in zip((query, key, value, weight), ctx.needs_input_grad, strict=False) if want]
+        leaves = [x for x, want in zip((query, key, value, weight), ctx.needs_input_grad, strict=False) if want]
         out = plain(query, key, value, weight, ctx.map, ctx.normal, ctx.causal)
-        found = iter(torch.autograd.grad(out, asked, gradient, create_graph=True))
-        return *(next(found) if want else None for want in ctx.needs_input_grad[:4]), None, None, None
+        gradients = iter(torch.autograd.grad(out, leaves, gradient, create_graph=True))
+        return *(next(gradients) if want else None for want in ctx.needs_input_grad[:4]), None, None, None
     by_weight = weight is not None and ctx.needs_input_grad[3]
-    *made, by_weights = chunks_backward(
+    *gradients, by_weights = chunks_backward(
         gradient, query, key, value, weight, totals, ctx.map, ctx.normal, ctx.causal, by_weight
     )
-    return *made, by_weights if by_weight else None, None, None, None
+    return *gradients, by_weights if by_weight else None, None, None, None
 
 
 chunks.register_autograd(_differentiate, setup_context=_keep)
@@ -270,10 +270,10 @@ def chunks_step(
     with current(query):
         if length > 1:
             job = _Job(query, key, value, None, map, normal, True)
-            found = job.past(torch.cat((memory.flatten(2), total), dim=-1).flatten(0, 1), last=True)
-            assert found is not None
-            last = found[:, -1].split((features * width, features), dim=-1)
-            out = job.read(found)[0]
+            sums = job.past(torch.cat((memory.flatten(2), total), dim=-1).flatten(0, 1), last=True)
+            assert sums is not None
+            last = sums[:, -1].split((features * width, features), dim=-1)
+            out = job.read(sums)[0]
             return out, last[0].reshape(memory.shape).clone(), last[1].reshape(total.shape).clone()
         from heedful.ops.fused import chunks as kernels
 

@@ -112,20 +112,20 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
     device = problem.query.device
     query, key, value, above = (_aligned(x) for x in (problem.query, problem.key, problem.value, above))
     problem = problem._replace(query=query, key=key, value=value)
-    asked = tuple(bool(x) for x in wanted)
+    needs = tuple(bool(x) for x in wanted)
     rank = 0 if problem.left is None else problem.left.shape[-1]
 
-    def room(asked: bool, *shape: int) -> Tensor:
-        return torch.empty(shape if asked else (0,), dtype=torch.float32, device=device)
+    def room(needs: bool, *shape: int) -> Tensor:
+        return torch.empty(shape if needs else (0,), dtype=torch.float32, device=device)
 
-    dalpha, dbeta = room(asked[0], B, H, Q), room(asked[1], B, H, Q)
-    dleft, dright, dbias = room(asked[2], B, H, Q, rank), room(asked[3], B, H, K, rank), room(asked[4], B, H, K)
+    dalpha, dbeta = room(needs[0], B, H, Q), room(needs[1], B, H, Q)
+    dleft, dright, dbias = room(needs[2], B, H, Q, rank), room(needs[3], B, H, K, rank), room(needs[4], B, H, K)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (query, key, value))
     delta = row_dot(above, out) if problem.division == 1 else None
     shares = problem.activation == "exp" and problem.division == 1  # coefficients are not above one
     bounded = shares or (problem.distance and problem.bias is None and problem.left is None)
     # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
-    feels = problem.distance and (asked[0] or not shares)
+    feels = problem.distance and (needs[0] or not shares)
     halves = _half(query) if feels else None, _half(key) if problem.distance else None
 
     def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
@@ -133,7 +133,7 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
         return _tiles(spec, *first, again)
 
     def rows(chosen: Setting) -> None:
-        terms, spec = _prepare(problem, chosen, halves, above, asked)
+        terms, spec = _prepare(problem, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
         for one in _passes(spec, bounded):
             _backward.backward_rows[(_parts(Q, spec.BM) * B * H,)](
@@ -141,7 +141,7 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
             )
 
     def columns(chosen: Setting) -> None:
-        terms, spec = _prepare(problem, chosen, halves, above, asked, transposed=True)
+        terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
         for one in _passes(spec, bounded and H == G and (problem.distance or spec.BIAS == 1)):
             _backward.backward_columns[(_parts(K, spec.BN) * B * G,)](
@@ -154,11 +154,11 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
         dq,
         dk,
         dv,
-        dalpha.sum(dim=(0, 2)) if asked[0] else dalpha,
-        dbeta.sum(dim=(0, 2)) if asked[1] else dbeta,
-        _like(dleft, problem.left) if asked[2] else dleft,
-        _like(dright, problem.right) if asked[3] else dright,
-        _like(dbias[:, :, None], problem.bias) if asked[4] else dbias,
+        dalpha.sum(dim=(0, 2)) if needs[0] else dalpha,
+        dbeta.sum(dim=(0, 2)) if needs[1] else dbeta,
+        _like(dleft, problem.left) if needs[2] else dleft,
+        _like(dright, problem.right) if needs[3] else dright,
+        _like(dbias[:, :, None], problem.bias) if needs[4] else dbias,
     )
 
 
@@ -334,15 +334,15 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def _tiles(spec: Spec, *wanted: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
-    made = []
+    descriptors = []
     for x, rows, width in wanted:
         B, H, n, D = x.shape
         if spec.FLAT:
-            made.append(TensorDescriptor(x, [B * H * n, D], [D, 1], [rows, width]))
+            descriptors.append(TensorDescriptor(x, [B * H * n, D], [D, 1], [rows, width]))
         else:
             strides = [s if size > 1 else D * n * H for s, size in zip(x.stride()[:3], x.shape[:3], strict=True)]
-            made.append(TensorDescriptor(x, [B, H, n, D], [*strides, 1], [1, 1, rows, width]))
-    return made
+            descriptors.append(TensorDescriptor(x, [B, H, n, D], [*strides, 1], [1, 1, rows, width]))
+    return descriptors
 
 
 def _parts(length: int, size: int) -> int:

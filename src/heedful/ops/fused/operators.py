@@ -93,9 +93,12 @@ def fused_attention_backward(
 @fused_attention_backward.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     small = rest[:5]  # alpha, beta, left, right, bias
-    made = [x.new_empty(x.shape) for x in (query, key, value)]
+    gradients = [x.new_empty(x.shape) for x in (query, key, value)]
     empty = query.new_empty(0, dtype=torch.float32)
-    return (*made, *(x.new_empty(x.shape) if want else empty.clone() for x, want in zip(small, rest[-1], strict=True)))
+    return (
+        *gradients,
+        *(x.new_empty(x.shape) if want else empty.clone() for x, want in zip(small, rest[-1], strict=True)),
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -105,8 +108,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    found = torch.ops.heedful.fused_attention_backward(*ctx.saved_tensors, above, *ctx.settings, ctx.wanted)
-    chosen = (*found[:3], *(x if want else None for x, want in zip(found[3:], ctx.wanted, strict=True)))
+    gradients = torch.ops.heedful.fused_attention_backward(*ctx.saved_tensors, above, *ctx.settings, ctx.wanted)
+    chosen = (*gradients[:3], *(x if want else None for x, want in zip(gradients[3:], ctx.wanted, strict=True)))
     return (*chosen, *(None,) * (len(ctx.needs_input_grad) - len(chosen)))
 
 
@@ -136,11 +139,11 @@ class _Eager(torch.autograd.Function):
 
         wanted = ctx.needs_input_grad[3:8]
         if torch.is_grad_enabled():  # a second derivative is being prepared: the operator tells when it is asked for
-            found = fused_attention_backward(*ctx.saved_tensors, above, *ctx.settings, wanted)
+            gradients = fused_attention_backward(*ctx.saved_tensors, above, *ctx.settings, wanted)
         else:
             *inputs, out, stat = ctx.saved_tensors
-            found = launch.backward(launch.Problem(*inputs, *ctx.settings), out, stat, above, wanted)
-        chosen = (*found[:3], *(x if want else None for x, want in zip(found[3:], wanted, strict=True)))
+            gradients = launch.backward(launch.Problem(*inputs, *ctx.settings), out, stat, above, wanted)
+        chosen = (*gradients[:3], *(x if want else None for x, want in zip(gradients[3:], wanted, strict=True)))
         return (*chosen, *(None,) * (len(ctx.needs_input_grad) - len(chosen)))
 
 
