@@ -167,5 +167,5 @@ def test_the_command_takes_energies_and_matrices(run, tmp_path):
     assert run(f"{place}:covariance", "--d", 4, "--output", "matrix", "--group", "O", "--trials", 10)[0] == 0
     code, out, err = run(f"{place}:covariance", "--d", 4, "--output", "both")
     assert (code, out) == (2, "")
-    assert "--output must be rows, matrix or scalar; got 'both'" in err
+    assert "--output must be one of rows, matrix, scalar; got 'both'" in err
     assert "give one" in run(f"{place}:covariance", "--d", 4, "--output", "matrix", "--invariant")[2]
