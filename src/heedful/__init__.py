@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from heedful._lazy import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Name -> where it lives. Nothing is imported before it is used, so that `import heedful` and the command line stay light.
 _HOMES = {
