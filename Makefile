@@ -19,7 +19,7 @@ lint: $(READY)
 # Random calls of `attend` against an oracle apart from it: make fuzz N=100000
 N ?= 20000
 fuzz: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/test_fuzz.py --fuzz $(N)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/attend/test_fuzz.py --fuzz $(N)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.cpu

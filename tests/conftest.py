@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fuzz", type=int, default=300, help="random calls of attend to try (tests/test_fuzz.py)")
+    parser.addoption("--fuzz", type=int, default=300, help="random calls of attend to try (tests/attend/test_fuzz.py)")
 
 
 @pytest.fixture(autouse=True)

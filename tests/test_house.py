@@ -226,7 +226,7 @@ def asserts(function: ast.FunctionDef) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.glob("test_*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda p: p.name)
 def test_every_test_asserts(path):
     tests = [
         node
@@ -238,7 +238,7 @@ def test_every_test_asserts(path):
 
 
 def test_skips_have_reasons():
-    for path in TESTS.glob("test_*.py"):
+    for path in TESTS.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "skip" in node.func.attr:
                 assert node.args or any(k.arg == "reason" for k in node.keywords), f"{path.name}: a skip without reason"

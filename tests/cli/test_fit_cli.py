@@ -18,7 +18,7 @@ from heedful.bridges import training
 from heedful.series import SeriesClassifier, archive, read
 from test_series import two_bumps
 
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "series"
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "series"
 QUICK = ("--embed-dim", "8", "--heads", "2", "--rank", "3", "--epochs", "3")
 
 

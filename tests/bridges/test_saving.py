@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import heedful
-from contracts import KERNELS
+from contracts.listed import KERNELS
 from heedful import CorruptModel, Cosine, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax, Unsupported, _savable
 from heedful._savable import digest
 from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention, Primal

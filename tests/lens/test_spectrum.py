@@ -299,7 +299,7 @@ def test_the_section_shows_primal_layers():
 
 
 def test_the_gallery_draws_its_picture(tmp_path, monkeypatch, capsys):
-    script = Path(__file__).parents[1] / "gallery" / "plot_spectrum.py"
+    script = Path(__file__).parents[2] / "gallery" / "plot_spectrum.py"
     monkeypatch.setattr("sys.argv", [str(script), str(tmp_path / "picture.png")])
     runpy.run_path(str(script), run_name="__main__")
     picture = pyplot.imread(tmp_path / "picture.png")

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 import torch
+from test_cli import TEXT, hf, one_line, run, saved  # noqa: F401
 
 import heedful
 from heedful import CorruptModel, InvalidArgument
 from heedful.bridges import reading
 from heedful.lens.looking import look
-from test_cli import TEXT, hf, one_line, run, saved  # noqa: F401
 
 EMPTY = {"HF_HOME": "", "XDG_CACHE_HOME": "", "HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": ""}
 

@@ -338,7 +338,7 @@ def test_dark_colours_and_print(window, pages):
 @with_demo
 def test_the_gallery_draws_its_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    script = Path(__file__).parents[1] / "gallery" / "plot_causes.py"
+    script = Path(__file__).parents[2] / "gallery" / "plot_causes.py"
     picture = tmp_path / "causes.png"
     runpy.run_path(str(script))["main"](picture)
     assert picture.stat().st_size > 50_000

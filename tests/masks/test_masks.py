@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from contracts import block_mask, factors, inputs, relative_error
+from contracts.listed import block_mask, factors, inputs, relative_error
 from heedful import FeatureMap, Gaussian, HigherOrder, InvalidArgument, Sigmoid, Softmax, Unsupported, attend, masks
 from heedful.masks import Block, Parts
 from heedful.ops import stream

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from contracts import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, relative_error, results
+from contracts.listed import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, relative_error, results
 from heedful.ops import linear, stream
 
 ACCEPTED = list(accepted())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import heedful
-from contracts import KERNELS, Cauchy, inputs
+from contracts.listed import KERNELS, Cauchy, inputs
 from heedful import (
     Cosine,
     FeatureMap,

@@ -321,7 +321,7 @@ def test_the_base_runs_without_extras(run):
         assert out
 
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 # Distributions whose modules have other names.
 MODULES = {"scikit-learn": "sklearn", "causal-learn": "causallearn"}
 
@@ -331,9 +331,9 @@ def test_extras_hold_what_is_used():
     (every,) = extras.pop("all")
     users = {name: wanted for name, wanted in extras.items() if name not in ("docs", "dev")}
     assert every == f"heedful[{','.join(users)}]"
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     text = "\n".join(path.read_text() for folder in ("src", "experiments") for path in (root / folder).rglob("*.py"))
-    tests = "\n".join(path.read_text() for path in (root / "tests").glob("*.py") if path.name != Path(__file__).name)
+    tests = "\n".join(path.read_text() for path in (root / "tests").rglob("*.py") if path.name != Path(__file__).name)
     for name, wanted in users.items():
         for requirement in wanted:
             package = re.split(r"[<>=;\[ ]", requirement)[0]
@@ -354,7 +354,7 @@ def test_metadata_says_which_versions():
 
 @pytest.mark.parametrize("minor", [11, 12, 13])
 def test_the_source_is_read_by_every_version(minor):
-    source = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+    source = sorted((Path(__file__).parents[2] / "src").rglob("*.py"))
     assert len(source) > 100
     for path in source:
         assert ast.parse(path.read_text(), str(path), feature_version=(3, minor))

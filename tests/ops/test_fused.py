@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the fused kernels need triton, which exist
 import triton
 import triton.language as tl
 
-from contracts import Comparison
+from contracts.listed import Comparison
 from heedful import (
     Cosine,
     FeatureMap,

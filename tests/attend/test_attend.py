@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import heedful
-from contracts import KERNELS, inputs
+from contracts.listed import KERNELS, inputs
 from heedful import (
     FeatureMap,
     Gaussian,

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from contracts import KERNELS, inputs, relative_error
+from contracts.listed import KERNELS, inputs, relative_error
 from heedful import (
     Cosine,
     FeatureMap,

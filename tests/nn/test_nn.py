@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import KERNELS, Cauchy
+from contracts.listed import KERNELS, Cauchy
 from heedful import (
     Cosine,
     FeatureMap,
