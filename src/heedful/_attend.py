@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, ParamSpec, Protocol, cast
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from heedful import masks
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._result import Result
 from heedful._runtime import full_precision
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
@@ -55,7 +56,7 @@ class Considered:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Result):
     """Which implementation runs, why the others do not, and what it costs."""
 
     chosen: str
@@ -67,14 +68,6 @@ class Plan:
     dtype: str
     device: str
     considered: tuple[Considered, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        considered = [
-            {"name": one.name, "refusal": one.refusal, "cost": one.cost and one.cost._asdict()}
-            for one in self.considered
-        ]
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        return plain | {"kernel": self.kernel.to_dict(), "considered": considered}
 
     def __str__(self) -> str:
         lines = [

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from heedful import masks
 from heedful._attend import attend
 from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+from heedful._result import Result
 from heedful.bridges.structure import Layers, select
 from heedful.kernels import Kernel, Softmax
 from heedful.nn import KernelParameters
@@ -45,7 +46,7 @@ FOREIGN = ("softcap", "s_aux", "sinks", "indices", "block_indices", "block_table
 
 
 @dataclass(frozen=True, repr=False)
-class Placement(Generic[Model]):
+class Placement(Result, Generic[Model]):
     """What `use` did: a kernel in a model, the attention it changed and the attention it left.
 
     Calls and attributes go on to the model. As a context manager it gives the model and restores it at the end.
@@ -62,6 +63,8 @@ class Placement(Generic[Model]):
     changed: tuple[str, ...]
     left: tuple[str, ...]
 
+    _not = ("model",)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
@@ -76,10 +79,6 @@ class Placement(Generic[Model]):
 
     def __exit__(self, *error: object) -> None:
         restore(self.model)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The kernel and the names; JSON types alone."""
-        return {"kernel": self.kernel.to_dict(), "changed": list(self.changed), "left": list(self.left)}
 
     def __repr__(self) -> str:
         count = f"{len(self.changed)} of {len(self.changed) + len(self.left)} attention modules"

@@ -6,11 +6,11 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 from heedful import __version__
+from heedful._result import Result
 from heedful._text import quantity
 
 __all__ = ["Device", "Health", "Implementation", "Package", "examine", "show"]
@@ -20,13 +20,15 @@ NOT_SHOWN = ("all", "dev", "docs")
 
 
 @dataclass(frozen=True)
-class Package:
+class Package(Result):
     """A dependency: its version, or how to get it."""
 
     name: str
     wanted: str
     version: str | None
     extra: str | None
+
+    _also = ("remedy",)
 
     @property
     def remedy(self) -> str | None:
@@ -57,7 +59,7 @@ class Implementation:
 
 
 @dataclass(frozen=True)
-class Health:
+class Health(Result):
     """What `heedful doctor` prints."""
 
     heedful: str
@@ -66,10 +68,6 @@ class Health:
     packages: tuple[Package, ...]
     devices: tuple[Device, ...]
     implementations: tuple[Implementation, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        packages = [asdict(package) | {"remedy": package.remedy} for package in self.packages]
-        return asdict(self) | {"packages": packages}
 
 
 def examine() -> Health:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from heedful._plot import axes
+from heedful._result import Result
 from heedful._text import quantity
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ __all__ = ["BreakingPoint", "LayerFit", "Primalized"]
 
 
 @dataclass(frozen=True)
-class LayerFit:
+class LayerFit(Result):
     """How near one primal layer came to the attention it replaces; errors are shares of the spread, on held-out data.
 
     Args:
@@ -36,12 +37,9 @@ class LayerFit:
     control: float
     block: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, repr=False)
-class Primalized:
+class Primalized(Result):
     """A model with primal layers, and how it compares with the one it was made from, on held-out data.
 
     Args:
@@ -64,24 +62,18 @@ class Primalized:
     batch: tuple[int, int]
     distillation: int
 
+    _also = ("agreement", "lowest")
+    _not = ("model",)
+
     @property
     def agreement(self) -> float:
         """The mean cosine of embeddings before and after."""
         return sum(self.cosines) / len(self.cosines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the model; JSON types alone."""
-        return {
-            "agreement": self.agreement,
-            "lowest": min(self.cosines),
-            "control": self.control,
-            "cosines": list(self.cosines),
-            "layers": [layer.to_dict() for layer in self.layers],
-            "latency_before": self.latency_before,
-            "latency_after": self.latency_after,
-            "batch": list(self.batch),
-            "distillation": self.distillation,
-        }
+    @property
+    def lowest(self) -> float:
+        """The lowest of these cosines."""
+        return min(self.cosines)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """How many held-out sequences keep which cosine; dotted the mean, dashed the control's."""
@@ -105,7 +97,7 @@ class Primalized:
                 "layer  heads  rank  least squares  no mixing  whole layer",
                 *rows,
                 f"embeddings agree to {self.agreement:.4f} (mean cosine of {quantity(len(self.cosines), 'sequence')}, the lowest "
-                f"{min(self.cosines):.4f})",
+                f"{self.lowest:.4f})",
                 f"with the best map of each token alone in place of these layers, not distilled: {self.control:.4f}",
                 f"one call ({sequences} x {quantity(tokens, 'token')}): {1e3 * self.latency_before:.1f} ms before, "
                 f"{1e3 * self.latency_after:.1f} ms after",
@@ -118,7 +110,7 @@ class Primalized:
 
 
 @dataclass(frozen=True)
-class BreakingPoint:
+class BreakingPoint(Result):
     """How embeddings change as more of the last layers become primal.
 
     `agreements[k]` is the mean cosine with k + 1 layers converted, counted from the last; the series ends where it falls below
@@ -129,18 +121,12 @@ class BreakingPoint:
     threshold: float
     runs: tuple[Primalized, ...] = field(repr=False)
 
+    _also = ("layers",)
+
     @property
     def layers(self) -> int:
         """How many of the last layers can be converted while embeddings agree to the threshold."""
         return next((at for at, one in enumerate(self.agreements) if one < self.threshold), len(self.agreements))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "threshold": self.threshold,
-            "layers": self.layers,
-            "agreements": list(self.agreements),
-            "runs": [run.to_dict() for run in self.runs],
-        }
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Agreement against the number of converted layers, and that of token-wise maps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._plot import axes
+from heedful._result import Result
 from heedful.bridges.rotation import RotationPlan, llama_plan
 from heedful.convert._probe import Probe, Turning, apart, measure, restored
 from heedful.lens.symmetry.callee import Callee, Roles
@@ -37,7 +38,7 @@ class Outliers:
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Result):
     """What `rotate_` did. `change` and `outliers` are there if a probe was given.
 
     `checked` is how far outputs moved on random inputs; None where roles were given, or the model did not run.
@@ -52,9 +53,6 @@ class Rotation:
     checked: float | None = None
     change: float | None = None
     outliers: tuple[Outliers, ...] = field(default=(), repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"outliers": [asdict(one) for one in self.outliers]}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Outliers before each layer, before and after the rotation."""

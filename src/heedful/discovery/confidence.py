@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heedful._checks import check_number
+from heedful._result import Result
 from heedful._text import quantity
 from heedful.discovery.record import Tests
 
@@ -27,7 +28,7 @@ VISIBLE = 0.9
 
 
 @dataclass(frozen=True)
-class Trust:
+class Trust(Result):
     """A verdict on a graph.
 
     Attributes:
@@ -40,9 +41,6 @@ class Trust:
 
     def __str__(self) -> str:
         return " ".join(self.sentences)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"level": self.level, "sentences": list(self.sentences)}
 
 
 def confidences(tests: Tests, alpha: float) -> NDArray[np.float64]:

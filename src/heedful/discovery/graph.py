@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from heedful._checks import check_choice
 from heedful._errors import InvalidArgument
+from heedful._result import Result
 from heedful._text import quantity
 from heedful.discovery import exports
 from heedful.discovery.confidence import Trust, confidences, judge, structure_confidence
@@ -50,7 +51,7 @@ class Edge:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PAG:
+class PAG(Result):
     """A partial ancestral graph: every mark that all graphs with the same independences share, a circle elsewhere.
 
     `a -> b` says that a is a cause of b, `a <-> b` that neither is a cause of the other (something outside the graph moves both),
@@ -91,6 +92,9 @@ class PAG:
     reach: int | None = None
     stopped: str = ""
     notes: tuple[str, ...] = ()
+
+    _also = ("density",)
+    _not = ("sepsets",)
 
     def __post_init__(self) -> None:
         marks = np.array(self.marks, np.int8)
@@ -274,18 +278,11 @@ class PAG:
     def to_dict(self) -> dict[str, Any]:
         """JSON types alone; `from_dict` reads it back. `edge_confidence` is in the order of `edges`."""
         edges, sure = self.edges(), self.edge_confidence()
-        return {
-            "names": list(self.names),
-            "marks": self.marks.tolist(),
+        return super().to_dict() | {
             "edges": [str(edge) for edge in edges],
             "sepsets": [[a, b, list(each)] for (a, b), each in sorted(self.sepsets.items())],
-            "tests": self.tests.to_dict(),
-            "order": None if self.order is None else list(self.order),
-            "notes": list(self.notes),
             "edge_confidence": None if self.alpha is None else [float(sure[edge.a, edge.b]) for edge in edges],
-            "density": self.density,
             "trust": self.trust().to_dict(),
-            **{name: getattr(self, name) for name in _PLAIN},
         }
 
     @classmethod

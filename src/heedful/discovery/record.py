@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful._result import Result
+
 __all__ = ["Recorder", "Row", "Tests"]
 
 # The columns of a record, in order.
@@ -32,7 +34,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Tests:
+class Tests(Result):
     """Every executed test in order, `k` of them.
 
     Attributes:
@@ -90,10 +92,9 @@ class Tests:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types alone; a p-value of 0 has no finite logarithm and is written as null."""
-        columns = {name: getattr(self, name).tolist() for name in _TYPES}
-        columns["z"] = [row[:size] for row, size in zip(columns["z"], columns.pop("size"), strict=True)]
-        columns["log_p"] = [value if value > -np.inf else None for value in columns["log_p"]]
-        return columns
+        columns = super().to_dict()
+        sets = zip(columns["z"], columns.pop("size"), strict=True)
+        return columns | {"z": [row[:size] for row, size in sets]}
 
     @classmethod
     def from_dict(cls, columns: dict[str, Any]) -> Tests:

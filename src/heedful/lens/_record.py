@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from heedful._attend import attend
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful._plot import axes, whole_ticks
+from heedful._result import Result
 from heedful._text import quantity
 from heedful.kernels import Kernel
 from heedful.masks import join_transformers
@@ -37,7 +38,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, repr=False)
-class LayerRecord:
+class LayerRecord(Result):
     """One call of attention. Tensors are read, and weights computed, when they are asked for.
 
     Attributes:
@@ -184,12 +185,6 @@ class LayerRecord:
         if name in self._keep:
             return Unsupported(f"layer {self.index} ({self.name}) has no {name} that could be recorded")
         return InvalidArgument(f"{name} were not kept; observe(..., keep=({name!r}, ...)) keeps them")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Sizes and names; JSON types alone."""
-        names = ("index", "name", "kind", "side", "batch", "heads", "key_heads", "queries_len", "keys_len", "causal")
-        sizes = {name: getattr(self, name) for name in names}
-        return sizes | {"upper_left": self.upper_left, "kernel": None if self.kernel is None else self.kernel.to_dict()}
 
     def plot(self, head: int = 0, *, sequence: int = 0, ax: Axes | None = None) -> Axes:
         """Draws one head's weights, queries down and keys across."""

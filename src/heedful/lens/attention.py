@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes, whole_ticks
+from heedful._result import Result, plain
 from heedful.lens.roles import Role, measured, ordered, position_tests
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class TokenPair:
 
 
 @dataclass(frozen=True)
-class HeadSummary:
+class HeadSummary(Result):
     """One head, averaged over the queries of one sentence; the fields are defined in `summarize`."""
 
     layer: int
@@ -61,6 +62,8 @@ class HeadSummary:
     strongest: TokenPair | None
     farther: TokenPair | None
     tests: tuple[Role, ...] = ()
+
+    _also = ("focus",)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -91,15 +94,11 @@ class HeadSummary:
         return f"head {self.layer}.{self.head}: {told}"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "focus": self.focus,
-            "roles": [role.name for role in self.roles],
-            "tests": [role.to_dict() for role in self.tests],
-        }
+        return super().to_dict() | {"roles": [role.name for role in self.roles]}
 
 
 @dataclass(frozen=True)
-class AttentionSummary:
+class AttentionSummary(Result):
     """Every head of every layer, on one sentence."""
 
     tokens: tuple[str, ...]
@@ -128,7 +127,7 @@ class AttentionSummary:
         return tuple(best.values())[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        layers = [{"layer": heads[0].layer, "heads": [head.to_dict() for head in heads]} for heads in self.layers]
+        layers = [{"layer": heads[0].layer, "heads": plain(heads)} for heads in self.layers]
         return {"tokens": list(self.tokens), "layers": layers}
 
     def plot(self, ax: Axes | None = None) -> Axes:

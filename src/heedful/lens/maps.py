@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
+from heedful._result import Result, plain
 from heedful.bridges.words import token_text
 from heedful.lens.attention import UNNAMED, AttentionSummary, HeadSummary, TokenPair, heads_of
 from heedful.lens.probe import probe
@@ -29,7 +30,7 @@ CELLS = 2**22
 
 
 @dataclass(frozen=True)
-class HeadRange:
+class HeadRange(Result):
     """A head whose coefficients are no distribution over the tokens of one text: where they lie, and what rows sum to."""
 
     layer: int
@@ -38,9 +39,6 @@ class HeadRange:
     highest: float
     total: float
     word: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,9 @@ def section(subject: Subject) -> Section:
         "tokens": tokens,
         "layers": summary.to_dict()["layers"] if summary else [],
         "named_heads": summary.named if summary else 0,
-        "strongest_pairs": [asdict(pair) for pair in pairs],
-        "strongest_neighbours": [asdict(pair) for pair in (summary.pairs(neighbours=True) if summary else ())],
-        "not_summarized": [head.to_dict() for head in ranges],
+        "strongest_pairs": plain(pairs),
+        "strongest_neighbours": plain(summary.pairs(neighbours=True) if summary else ()),
+        "not_summarized": plain(ranges),
         "notes": notes,
     }
     blocks = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from heedful._errors import HeedfulError, Unsupported
+from heedful._result import Result, plain
 from heedful.bridges.reading import Reading, read_text
 from heedful.bridges.words import segments
 from heedful.lens._english import FUNCTION, PERSONAL
@@ -43,7 +44,7 @@ class HeadReference:
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Result):
     """The same pronoun after one word of the text was replaced, so that it stands for another word.
 
     Attributes:
@@ -58,6 +59,8 @@ class Change:
     before: Mapping[tuple[int, int], tuple[float, float]]
     after: Mapping[tuple[int, int], tuple[float, float]]
 
+    _not = ("before", "after")
+
     @property
     def preferring(self) -> list[tuple[int, int]]:
         """The heads that give the first word more than the other in the original text."""
@@ -69,16 +72,16 @@ class Change:
         return [at for at in self.preferring if self.after[at][0] < self.after[at][1]]
 
     def to_dict(self) -> dict[str, Any]:
-        heads = [
-            {"layer": layer, "head": head, "before": list(self.before[layer, head]), "after": list(self.after[layer, head])}
-            for layer, head in self.before
-        ]  # fmt: skip
         counts = {"preferring": len(self.preferring), "switched": len(self.switched)}
-        return {"old": self.old, "new": self.new, "word": self.word, **counts, "heads": heads}
+        heads = [
+            {"layer": at[0], "head": at[1], "before": plain(weights), "after": plain(self.after[at])}
+            for at, weights in self.before.items()
+        ]
+        return super().to_dict() | counts | {"heads": heads}
 
 
 @dataclass(frozen=True)
-class Reference:
+class Reference(Result):
     """A pronoun, and an earlier word: the one that it stands for where that is known, else that which the heads attend to most from it.
 
     Attributes:
@@ -99,6 +102,8 @@ class Reference:
     means: Mapping[str, float]
     change: Change | None = None
 
+    _also = ("median", "first")
+
     @property
     def median(self) -> float:
         """The weight that the median head gives the word."""
@@ -108,12 +113,6 @@ class Reference:
     def first(self) -> int:
         """How many heads give the word more weight than any other word."""
         return sum(head.rank == 1 for head in self.heads)
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("pronoun", "query", "word", "chance", "median", "first")}
-        heads = [asdict(head) for head in self.heads]
-        change = self.change and self.change.to_dict()
-        return {**own, "keys": list(self.keys), "means": dict(self.means), "heads": heads, "change": change}
 
     def __str__(self) -> str:
         return self.sentence()

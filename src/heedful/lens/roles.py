@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from heedful._result import Result
 
 __all__ = ["ROLES", "SINKS", "Role", "Tally", "measured", "ordered", "position_tests"]
 
@@ -42,7 +43,7 @@ ROLES = {
 
 
 @dataclass(frozen=True)
-class Role:
+class Role(Result):
     r"""One test of one head.
 
     Args:
@@ -61,12 +62,11 @@ class Role:
     threshold: float
     places: int
 
+    _also = ("passed",)
+
     @property
     def passed(self) -> bool:
         return self.places >= PLACES and self.score >= self.threshold
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"passed": self.passed}
 
     def __str__(self) -> str:
         return f"{self.name}, {self.score:.2f} of its attention; chance {self.chance:.2f}"

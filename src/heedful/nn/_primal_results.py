@@ -10,18 +10,16 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._result import Result
 from heedful._text import quantity
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PrimalScores:
+class PrimalScores(Result):
     """The projections of every token: `e` from its query, `r` from its key, each `[B, H, n, s]`, zero at padding."""
 
     e: Tensor
     r: Tensor
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"e": self.e.tolist(), "r": self.r.tolist()}
 
     def plot(self, ax: Any = None, *, sequence: int = 0, head: int = 0) -> Any:
         """The first two components of one head: tokens by query (discs) and by key (crosses), coloured by position."""
@@ -41,16 +39,13 @@ class PrimalScores:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PrimalDual:
+class PrimalDual(Result):
     """Dual variables `h_e`, `h_r` `[B, H, n, s]`, and how far the weights they make are from the layer's, `[B, H]` each."""
 
     h_e: Tensor
     h_r: Tensor
     residual_e: Tensor
     residual_r: Tensor
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name).tolist() for name in ("h_e", "h_r", "residual_e", "residual_r")}
 
     def plot(self, ax: Any = None, *, sequence: int = 0, head: int = 0) -> Any:
         """The values that attention with this kernel would give each token: h_r of one head."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._result import Result
 from heedful._runtime import eval_mode
 from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
@@ -149,11 +150,14 @@ def kl_loss(model: nn.Module, train_size: int, kl_scale: float = 1.0) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Prediction:
+class Prediction(Result):
     """Classes by Monte Carlo: `logits` of every draw `[draws, ..., classes]`, and the `probabilities` made of them."""
 
     logits: Tensor
     probabilities: Tensor
+
+    _also = ("entropy", "disagreement")
+    _not = ("logits",)
 
     @property
     def entropy(self) -> Tensor:
@@ -165,9 +169,6 @@ class Prediction:
         """Entropy of the mean of all draws less their mean entropy, in nats: the part that is the model's ignorance."""
         draws = self.logits.softmax(dim=-1)
         return (_entropy(draws.mean(dim=0)) - _entropy(draws).mean(dim=0)).clamp_min(0.0)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name).tolist() for name in ("probabilities", "entropy", "disagreement")}
 
     def plot(self, ax: Any = None, *, sample: int = 0) -> Any:
         """Probabilities of one sample, with their spread over the draws."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from heedful._result import Result
 from heedful._text import printable
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class Columns(Block):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Result):
     """A sentence that a report opens with.
 
     Args:
@@ -262,9 +263,6 @@ class Finding:
     text: str
     caveat: str
     evidence: str
-
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

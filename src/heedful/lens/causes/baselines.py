@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
+from heedful._result import Result
 from heedful.lens.causes.searching import Inquiry, Replies, Units, exhaustive, pruned
 
 __all__ = ["BASELINES", "BaselineResult", "compare"]
@@ -16,7 +16,7 @@ BASELINES = ("attention", "smart attention", "gradient x input", "leave-one-out"
 
 
 @dataclass(frozen=True)
-class BaselineResult:
+class BaselineResult(Result):
     """What one baseline gives.
 
     Attributes:
@@ -36,10 +36,6 @@ class BaselineResult:
     effect: float
     pruned: tuple[int, ...]
     pruned_calls: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON types alone."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def compare(

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful._result import Result, plain
 from heedful.discovery.graph import PAG
 from heedful.lens.causes.baselines import BaselineResult
 
 if TYPE_CHECKING:
     from heedful._plot import Axes
-
-# What JSON holds as it is, and what it holds as a list.
-_PLAIN = (
-    "task", "target_node", "answer", "rank", "found", "flipped_to", "head", "layer", "sets_note", "text", "part", "calls", "more_calls",
-    "seconds",
-)  # fmt: skip
-_LISTS = ("tokens", "names", "indices", "words", "heads", "trust")
 
 __all__ = ["Effect", "Explanation", "Removal", "WordScore", "measurable"]
 
@@ -94,7 +87,7 @@ class WordScore(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Explanation:
+class Explanation(Result):
     """The smallest set of words found whose removal changes a model's answer, with the graph that proposed it.
 
     Masking is the evidence; a graph only proposes what to mask. It tells how the model's own attention ties tokens together, not
@@ -169,6 +162,9 @@ class Explanation:
     confidence: tuple[float, ...]
     trust: tuple[str, ...]
 
+    _also = ("pag",)
+    _not = ("pags", "correlation", "sem", "confidence")
+
     @property
     def pag(self) -> PAG:
         """The graph that proposed the set; the surest one where none did."""
@@ -220,21 +216,13 @@ class Explanation:
         """Everything but the attention; JSON types alone."""
         from heedful.lens.causes.telling import ending_note
 
-        return {
-            **{name: getattr(self, name) for name in _PLAIN},
-            **{name: list(getattr(self, name)) for name in _LISTS},
+        return super().to_dict() | {
             **{name: [self._listed(one) for one in getattr(self, name)] for name in ("sets", "ending", "alternatives")},
             self.measure: self.before,
-            "nodes": [list(node) for node in self.nodes],
-            "pag": self.pag.to_dict(),
             "densities": [pag.density for pag in self.pags],
-            "effect": {name: x if math.isfinite(x) else None for name, x in self.effect._asdict().items()},
             "ending_note": ending_note(self),
-            "scores": [one._asdict() | {"alone": self._listed(one.alone)} for one in self.scores],
+            "scores": [plain(one) | {"alone": self._listed(one.alone)} for one in self.scores],
             "left_out": [{"word": word, "reason": reason} for word, reason in self.left_out],
-            "spans": [None if span is None else list(span) for span in self.spans],
-            "baselines": {name: one.to_dict() for name, one in self.baselines.items()},
-            "settings": dict(self.settings),
         }
 
     def _listed(self, one: Removal) -> dict[str, Any]:

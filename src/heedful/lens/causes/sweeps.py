@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from heedful._checks import check_choice
 from heedful._plot import axes
 from heedful._progress import Progress, silent
+from heedful._result import Result
 from heedful._text import quantity
 from heedful.discovery.graph import ARROW, NONE, PAG
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
@@ -27,7 +28,7 @@ ALPHAS = (1e-5, 1e-3, 0.01, 0.05)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Stability:
+class Stability(Result):
     """In what share of the graphs each edge stands, when one thing is changed at a time.
 
     Attributes:
@@ -62,16 +63,6 @@ class Stability:
         ax.set_title(f"share of {len(self.settings[kind])} graphs with an edge, by {kind}")
         ax.figure.colorbar(image, ax=ax)
         return ax
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON types alone."""
-        return {
-            "names": list(self.names),
-            "by": {kind: share.tolist() for kind, share in self.by.items()},
-            "into": {kind: np.where(np.isnan(share), None, share).tolist() for kind, share in self.into.items()},  # type: ignore[call-overload]
-            "settings": {kind: list(tried) for kind, tried in self.settings.items()},
-            "agreement": self.agreement,
-        }
 
     def __repr__(self) -> str:
         by = ", ".join(f"{kind} {value:.2f} of {len(self.settings[kind])}" for kind, value in self.agreement.items())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument
+from heedful._result import Result
 from heedful._text import quantity
 from heedful.bridges import configs
 from heedful.lens.depth.known import CONFIGS, peers
@@ -23,7 +24,7 @@ __all__ = ["Audit", "audit"]
 
 
 @dataclass(frozen=True, repr=False)
-class Audit:
+class Audit(Result):
     """What the law says of a shape.
 
     `depth_star` is the depth for this width, nought or less where the law gives none; `budget_depth` and `budget_width` the
@@ -45,6 +46,9 @@ class Audit:
     peers: dict[str, tuple[int, int]]
     params: int
     exact: bool
+
+    _also = ("place", "span", "sigmas")
+    _not = ("law", "depth_star", "sigma", "budget_depth", "budget_width")
 
     @property
     def sigmas(self) -> float | None:
@@ -90,25 +94,13 @@ class Audit:
         return f"rival laws for width {self.shape.width}: {span} ({each}); {layers} is {where} that span"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
+        return super().to_dict() | {
             "law": self.law.name,
-            "verdict": self.verdict,
-            "shape": self.shape.to_dict(),
-            "peers": {name: list(sizes) for name, sizes in self.peers.items()},
-            "place": list(self.place),
-            "span": None if self.span is None else list(self.span),
             "depth_for_width": self.depth_star if self.depth_star > 0 else None,
             "sigma_depth": self.sigma,
-            "sigmas": self.sigmas,
             "depth_for_budget": self.budget_depth,
             "width_for_budget": self.budget_width,
-            "flags": list(self.flags),
             "extrapolated": list(self.shape.outside(self.law)),
-            "notes": list(self.notes),
-            "rivals": self.rivals,
-            "params": self.params,
-            "exact": self.exact,
         }
 
     def plot(self, ax: Axes | None = None) -> Axes:

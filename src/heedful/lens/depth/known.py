@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from heedful._result import Result
 from heedful.lens.depth.law import DepthLaw
 
 __all__ = ["CONFIGS", "PUBLIC", "Projection", "peers", "published_table"]
@@ -111,7 +112,7 @@ def peers(params: float) -> dict[str, tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Projection:
+class Projection(Result):
     """A row of the published table: a trained shape, and what the law projects for its budget, printed and recomputed."""
 
     name: str
@@ -123,9 +124,6 @@ class Projection:
     depth: float
     width_at_depth: float
     depth_for_width: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 # name, trained layers and width, printed depth and width

@@ -6,12 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from heedful._checks import check_number
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._result import Result
 
 if TYPE_CHECKING:
     from heedful._plot import Axes
@@ -100,7 +101,7 @@ class Law(ABC):
 
 
 @dataclass(frozen=True)
-class DepthLaw(Law):
+class DepthLaw(Result, Law):
     r"""The fitted law $\ln d^*(L) = a + b L$: the width from which on depth L is no longer the best choice.
 
     Levine et al., *The Depth-to-Width Interplay in Self-Attention* (arXiv 2006.12467 v3, section 5), from language models of
@@ -176,9 +177,6 @@ class DepthLaw(Law):
         from heedful.lens.depth.fit import fit_law
 
         return fit_law(rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"l_range": list(self.l_range)}
 
     def __str__(self) -> str:
         return f"{self.name}: ln d = {self.a:.3f} ± {self.a_std:.3f} + ({self.b:.4f} ± {self.b_std:.4f}) L"

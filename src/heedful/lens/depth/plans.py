@@ -7,6 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import MissingExtra
+from heedful._result import Result
 from heedful._text import quantity
 from heedful.bridges import configs
 from heedful.lens.depth.law import Law
@@ -41,7 +42,7 @@ def in_bands(sigma: float | None, distance: float) -> str:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Result):
     """One shape for the budget: `off` is its distance from the budget, `distance` that from the law (see `Law.distance`).
 
     `time` is that of a step, relative to the plan's.
@@ -52,13 +53,15 @@ class Choice:
     distance: float
     time: float = 1.0
 
+    _not = ("shape",)
+
     def to_dict(self) -> dict[str, Any]:
-        plain = {"off": self.off, "distance": self.distance, "time": self.time}
-        return {"layers": self.shape.layers, "width": self.shape.width, "params": self.shape.layer_params} | plain
+        sizes = {"layers": self.shape.layers, "width": self.shape.width, "params": self.shape.layer_params}
+        return sizes | super().to_dict()
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(Result):
     """A shape for a budget, what the law says beside it, and the runners-up."""
 
     shape: Shape
@@ -72,6 +75,9 @@ class Plan:
     flags: tuple[str, ...]
     notes: tuple[str, ...] = field(default=())
     order: str = ""  # what the choices are ranked by, in words
+
+    _also = ("flops_per_token", "alternatives")
+    _not = ("law", "depth_star", "width_star", "sigma", "choices", "order")
 
     @property
     def layers(self) -> int:
@@ -133,23 +139,12 @@ class Plan:
         return vars(self.shape) | {"context": self.seq_len}
 
     def to_dict(self) -> dict[str, Any]:
-        star = {"depth": self.depth_star, "width": self.width_star, "sigma_depth": self.sigma}
-        costs = {
-            "flops_per_token": self.flops_per_token,
+        return super().to_dict() | {
+            "law": self.law.name,
+            "optimum": {"depth": self.depth_star, "width": self.width_star, "sigma_depth": self.sigma},
             "kv_cache_bytes": self.shape.kv_cache_bytes(self.seq_len),
             "activation_bytes": self.shape.activation_bytes(self.seq_len),
-        }
-        return {
-            "law": self.law.name,
-            "budget": self.budget,
-            "optimum": star,
-            "shape": self.shape.to_dict(),
-            **costs,
-            "flags": list(self.flags),
             "extrapolated": list(self.shape.outside(self.law)),
-            "notes": list(self.notes),
-            "seq_len": self.seq_len,
-            "alternatives": [choice.to_dict() for choice in self.alternatives],
         }
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._result import Result
 from heedful.lens.depth.theory import sep_bound
 
 if TYPE_CHECKING:
@@ -184,15 +185,12 @@ def _times(left: Residues, right: Residues) -> Residues:
 
 
 @dataclass(frozen=True)
-class FloatRank:
+class FloatRank(Result):
     """A numerical rank: `gap` is the ratio of the last singular value that counts to the next; below 100 do not trust it."""
 
     rank: int
     gap: float
     singular_values: tuple[float, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"rank": self.rank, "gap": self.gap, "singular_values": list(self.singular_values)}
 
 
 def float_separation_rank(network: Any, *, n_tokens: int = 4, samples: int = 80, seed: int = 0) -> FloatRank:

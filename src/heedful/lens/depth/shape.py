@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from heedful._checks import check_whole, is_number, shown
 from heedful._errors import InvalidArgument
+from heedful._result import Result
 from heedful.bridges.configs import ENCODERS
 from heedful.lens.depth.law import Law
 
@@ -32,7 +32,7 @@ ACTIVATION_BYTES = 34
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Result):
     r"""Sizes of a Transformer and what follows from them.
 
     Matrices of a layer: $2 d h e + 2 d h_{kv} e$ for attention and $2 d f$ (gated: $3 d f$) for the feed-forward, times E with
@@ -65,6 +65,8 @@ class Shape:
     causal: bool = True
     family: str = ""
     part: str = ""
+
+    _also = ("layer_params", "executed_params", "embedding_params", "params", "kappa")
 
     def __post_init__(self) -> None:
         check_whole(1, LARGEST, layers=self.layers, width=self.width, heads=self.heads)
@@ -192,10 +194,6 @@ class Shape:
             "head_dim_unusual": self.head_dim % 8 != 0 or not 32 <= self.head_dim <= 256,
         }
         return tuple(name for name in FLAGS if holds[name])
-
-    def to_dict(self) -> dict[str, Any]:
-        derived = ("layer_params", "executed_params", "embedding_params", "params", "kappa")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
 
 
 def parse_count(value: str | float, name: str) -> float:

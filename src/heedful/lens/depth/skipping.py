@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._plot import axes
+from heedful._result import Result
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,14 +29,11 @@ class LayerUse:
 
 
 @dataclass(frozen=True)
-class Usefulness:
+class Usefulness(Result):
     """Every layer left out in turn; `loss` is that of the whole model, None where it states none."""
 
     layers: tuple[LayerUse, ...]
     loss: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"loss": self.loss, "layers": [asdict(layer) for layer in self.layers]}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Bars: the loss that each layer saves, or how far the output moves without it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._result import Result
 
 if TYPE_CHECKING:
     from heedful._plot import Axes
@@ -51,16 +52,13 @@ def log3_sep_curve(width: int, max_depth: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class Bounds(Result):
     """Bounds on $\\log_3$ of the separation rank; `leading` says that terms of order $d \\log d$ are left out."""
 
     lower: float
     upper: float
     regime: str
     leading: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def theorem_bounds(width: int, heads: int, depth: int) -> Bounds:

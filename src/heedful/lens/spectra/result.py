@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._result import Result
 from heedful._text import quantity
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class MatrixSpectrum:
+class MatrixSpectrum(Result):
     r"""The singular values $\sigma_1 \ge \sigma_2 \ge \dots$ of one matrix: of one head of one layer reading one sequence.
 
     Args:
@@ -47,6 +48,8 @@ class MatrixSpectrum:
     columns: int
     bound: int
     values: tuple[float, ...] = field(repr=False)
+
+    _also = ("effective_rank", "stable_rank")
 
     def cumulative(self, power: int = 1) -> tuple[float, ...]:
         r"""$c_k = \sum_{i \le k} \sigma_i^{power} / \sum_i \sigma_i^{power}$ for k = 1, 2, ...; ones for a matrix of zeros."""
@@ -79,14 +82,7 @@ class MatrixSpectrum:
 
     def to_dict(self) -> dict[str, Any]:
         """The values and every figure; JSON types alone. `rank_90_energy` is `rank_90` of squared singular values."""
-        names = ("name", "layer", "head", "sequence", "rows", "columns", "bound")
-        return {name: getattr(self, name) for name in names} | {
-            "values": list(self.values),
-            "effective_rank": self.effective_rank,
-            "stable_rank": self.stable_rank,
-            "rank_90": self.rank(),
-            "rank_90_energy": self.rank(power=2),
-        }
+        return super().to_dict() | {"rank_90": self.rank(), "rank_90_energy": self.rank(power=2)}
 
     def _shares(self, power: int) -> list[float]:
         if power not in (1, 2):
@@ -98,7 +94,7 @@ class MatrixSpectrum:
 
 
 @dataclass(frozen=True, repr=False)
-class Spectrum:
+class Spectrum(Result):
     """The singular values of several matrices, beside one another.
 
     Indexing and iteration go over the matrices. `power` is what curves and ranks are drawn and printed with.
@@ -176,9 +172,6 @@ class Spectrum:
 
     def _mean(self, name: str) -> float:
         return sum(getattr(one, name) for one in self) / len(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"power": self.power, "matrices": [one.to_dict() for one in self]}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Cumulative singular values, a line for each name and layer: the mean over its heads and sequences."""

@@ -13,6 +13,7 @@ import torch
 
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful._plot import axes
+from heedful._result import Result
 from heedful._settings import documented
 from heedful.lens.symmetry._report import Report, SymmetryBroken
 from heedful.lens.symmetry.callee import Function, Roles
@@ -32,7 +33,7 @@ WITH_PARAMETERS = "O with its parameters"
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Result):
     """The reports by check, `O with its parameters` among them, and why others did not apply."""
 
     name: str
@@ -41,6 +42,8 @@ class Audit:
     output: str
     reports: dict[str, Report | InformationReport] = field(repr=False)
     refused: dict[str, str]
+
+    _also = ("passed", "weak", "conclusion")
 
     @property
     def passed(self) -> bool:
@@ -75,11 +78,6 @@ class Audit:
 
     def _holds(self, check: str) -> bool:
         return check in self.reports and self.reports[check].passed
-
-    def to_dict(self) -> dict[str, Any]:
-        reports = {check: report.to_dict() for check, report in self.reports.items()}
-        return {"name": self.name, "d": self.d, "k": self.k, "output": self.output, "passed": self.passed, "weak": list(self.weak), "conclusion": self.conclusion,
-                "reports": reports, "refused": dict(self.refused)}  # fmt: skip
 
     def raise_if_failed(self) -> None:
         """Raises `SymmetryBroken` with the reports that failed."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heedful._errors import HeedfulError
 from heedful._plot import axes
+from heedful._result import Result, plain
 
 if TYPE_CHECKING:
     from heedful._plot import Axes
@@ -29,7 +30,7 @@ class SymmetryBroken(HeedfulError, AssertionError):
 
 
 @dataclass(frozen=True, eq=False)
-class Counterexample:
+class Counterexample(Result):
     """An input and a group element for which moving first and moving afterwards differ.
 
     `move` names the element in words; `element` is its matrix Q, its vector t, or the order of positions.
@@ -46,10 +47,12 @@ class Counterexample:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        arrays = {"element": self.element, "x": self.x, "z": self.z, "got": self.got, "expected": self.expected}
-        told = {name: None if value is None else _listed(value) for name, value in arrays.items()}
-        numbers = {"error": number(self.error), "tolerance": number(self.tolerance)}
-        return {"move": self.move, "reason": self.reason, **told, **numbers}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        large = {name: value for name, value in tensors.items() if value.numel() > LISTED}
+        norms = {
+            name: {"shape": list(value.shape), "norm": float(value.double().norm())} for name, value in large.items()
+        }
+        return super().to_dict() | plain(norms)
 
     def __str__(self) -> str:
         lines = [f"counterexample: {self.move}, n = {len(self.x)}" + (f" ({self.reason})" if self.reason else "")]
@@ -59,7 +62,7 @@ class Counterexample:
 
 
 @dataclass(frozen=True)
-class Component:
+class Component(Result):
     """The trials whose group element has this determinant (None for groups without one)."""
 
     determinant: int | None
@@ -67,18 +70,16 @@ class Component:
     failures: int
     largest: float
 
+    _also = ("passed",)
+
     @property
     def passed(self) -> bool:
         """Whether no trial of this part failed."""
         return self.failures == 0
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"determinant": self.determinant, "trials": self.trials, "failures": self.failures,
-                "largest": number(self.largest), "passed": self.passed}  # fmt: skip
-
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Report(Result):
     """One symmetry of one function, tested.
 
     Attributes:
@@ -112,6 +113,9 @@ class Report:
     moved: dict[str, str] = field(repr=False)
     notes: tuple[str, ...]
     counterexample: Counterexample | None = field(repr=False)
+
+    _also = ("passed", "trials", "largest", "median", "q95")
+    _not = ("errors",)
 
     @property
     def passed(self) -> bool:
@@ -147,6 +151,14 @@ class Report:
         return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
     @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def q95(self) -> float:
+        return self.quantile(0.95)
+
+    @property
     def verdict(self) -> str:
         """The outcome in one line."""
         what = f"{self.symmetry} symmetry, group {self.group}"
@@ -156,17 +168,6 @@ class Report:
             return f"{self.name}: {what}: BROKEN in {self.failures} of {self.trials} trials"
         holds = "HOLDS WEAKLY" if self.weak else "HOLDS"
         return f"{self.name}: {what}: {holds} in {self.trials} trials (fails on at most {self.bound:.2%} of inputs, 95 % sure)"
-
-    def to_dict(self) -> dict[str, Any]:
-        example = None if self.counterexample is None else self.counterexample.to_dict()
-        return {
-            "name": self.name, "symmetry": self.symmetry, "group": self.group, "d": self.d, "output": self.output,
-            "passed": self.passed, "weak": self.weak, "lengths": list(self.lengths), "inputs": dict(self.inputs), "trials": self.trials, "failures": self.failures, "bound": self.bound, "largest": number(self.largest),
-            "median": number(self.quantile(0.5)), "q95": number(self.quantile(0.95)), "noise": number(self.noise),
-            "tolerance": number(self.tolerance), "components": [part.to_dict() for part in self.components],
-            "deterministic": self.deterministic, "moved": dict(self.moved), "notes": list(self.notes),
-            "counterexample": example,
-        }  # fmt: skip
 
     def raise_if_failed(self) -> None:
         """Raises `SymmetryBroken` with the whole report unless the check passed."""
@@ -193,7 +194,7 @@ class Report:
             name = "all" if part.determinant is None else f"det {part.determinant:+d}"
             lines.append(f"  {name:<7}  {part.trials:>6}  {part.failures:>8}  {part.largest:>13.3g}")
         lines.append(
-            f"  median {self.quantile(0.5):.2g}, 95 % {self.quantile(0.95):.2g}, rounding alone {self.noise:.2g}, "
+            f"  median {self.median:.2g}, 95 % {self.q95:.2g}, rounding alone {self.noise:.2g}, "
             f"tolerance {self.tolerance:.2g}, failure bound {self.bound:.2g}"
         )
         lines.append(f"  inputs: {self.sample}")
@@ -201,21 +202,6 @@ class Report:
             lines.append("  moved with the embedding: " + ", ".join(f"{n} ({r})" for n, r in self.moved.items()))
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join([*lines, *([str(self.counterexample)] if self.counterexample else [])])
-
-
-def number(value: float) -> float | None:
-    """A number JSON has; None for infinities and NaN."""
-    return value if math.isfinite(value) else None
-
-
-def _listed(tensor: Tensor) -> Any:
-    if tensor.numel() > LISTED:
-        return {"shape": list(tensor.shape), "norm": number(float(tensor.double().norm()))}
-    return _finite(tensor.tolist())
-
-
-def _finite(value: Any) -> Any:
-    return [_finite(one) for one in value] if isinstance(value, list) else number(value)
 
 
 def _shown(name: str, tensor: Tensor) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch import Tensor
 from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful._plot import axes, whole_ticks
+from heedful._result import Result
 from heedful._runtime import undisturbed
-from heedful.lens.symmetry._report import Counterexample, SymmetryBroken, number
+from heedful.lens.symmetry._report import Counterexample, SymmetryBroken
 from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.moves import Group, check_group, draw, reflection
 
@@ -29,7 +30,7 @@ OUTSIDE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Coefficients:
+class Coefficients(Result):
     """A `[n_out, n]` and B `[n_out, k]` (None without knowledge) with f(X, Z) = A X + B Z.
 
     Attributes:
@@ -47,6 +48,8 @@ class Coefficients:
     condition: float
     vacuous: bool
     counterexample: Counterexample | None = field(default=None, repr=False)
+
+    _also = ("unique", "passed")
 
     @property
     def unique(self) -> bool:
@@ -67,14 +70,6 @@ class Coefficients:
             )
         out = self.A.to(x) @ x
         return out if self.B is None or z is None else out + self.B.to(z) @ z
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "A": self.A.tolist(), "B": None if self.B is None else self.B.tolist(), "residual": self.residual,
-            "rank": self.rank, "condition": number(self.condition), "unique": self.unique, "vacuous": self.vacuous,
-            "passed": self.passed,
-            "counterexample": None if self.counterexample is None else self.counterexample.to_dict(),
-        }  # fmt: skip
 
     def raise_if_failed(self) -> None:
         """Raises `SymmetryBroken` where the output is no combination of X and Z."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._plot import axes
+from heedful._result import Result
 from heedful._runtime import undisturbed
 from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.coefficients import recover
@@ -25,7 +26,7 @@ EXPLAINED = 0.999
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Result):
     """One form with its fitted numbers, and the share of variance it explains on fresh inputs."""
 
     form: str
@@ -34,18 +35,16 @@ class Candidate:
     score: float
     parameters: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"form": self.form, "expression": self.expression, "coordinates": self.coordinates,
-                "score": self.score, "parameters": self.parameters}  # fmt: skip
-
 
 @dataclass(frozen=True)
-class Formula:
+class Formula(Result):
     """Every candidate, best first; `residual` is the largest part of f that no coefficients explain."""
 
     name: str
     candidates: tuple[Candidate, ...]
     residual: float
+
+    _also = ("identified",)
 
     @property
     def best(self) -> Candidate:
@@ -65,10 +64,6 @@ class Formula:
         if not self.identified:
             return f"{self.name}: none of the forms; {self.best.form} comes nearest (R2 = {self.best.score:.4f})"
         return f"{self.name}: {self.best.form}, {self.best.expression} on {self.best.coordinates} (R2 = {self.best.score:.6f})"
-
-    def to_dict(self) -> dict[str, Any]:
-        told = [one.to_dict() for one in self.candidates]
-        return {"name": self.name, "identified": self.identified, "residual": self.residual, "candidates": told}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """How much each form explains."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from heedful._checks import check_whole
 from heedful._errors import HeedfulError, InvalidArgument
+from heedful._result import Result
 from heedful._runtime import undisturbed
 from heedful.lens.symmetry._report import SymmetryBroken
 from heedful.lens.symmetry.callee import Callee, Function
@@ -21,7 +22,7 @@ LENGTHS = (1, 2, 3, 7, 32, 129)
 
 
 @dataclass(frozen=True)
-class InformationReport:
+class InformationReport(Result):
     """Whether the number of parameters is independent of the length.
 
     Attributes:
@@ -35,6 +36,8 @@ class InformationReport:
     refused: dict[int, str]
     limit: int | None
     tensors: dict[str, tuple[int, ...]]
+
+    _also = ("passed",)
 
     @property
     def passed(self) -> bool:
@@ -54,12 +57,6 @@ class InformationReport:
             limit = f", runs for n = {ran}, not for n = {not_ran}"
         grows = ", ".join(f"{name} {shape}" for name, shape in self.tensors.items())
         return f"{self.name}: length independence BROKEN{limit}{f'; tied to the length: {grows}' if grows else ''}"
-
-    def to_dict(self) -> dict[str, Any]:
-        tensors = {name: list(shape) for name, shape in self.tensors.items()}
-        refused = {str(n): why for n, why in self.refused.items()}
-        return {"name": self.name, "passed": self.passed, "accepted": list(self.accepted), "refused": refused,
-                "limit": self.limit, "tensors": tensors}  # fmt: skip
 
     def raise_if_failed(self) -> None:
         """Raises `SymmetryBroken` unless the check passed."""
