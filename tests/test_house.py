@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ ALLOWED = {
         "discovery",
         "report",
     },
+    # pictures of graphs
     "discovery": GROUND | {"report"},
     "report": GROUND,
     "transport": GROUND | {"ops"},
@@ -52,6 +54,7 @@ ALLOWED = {
     **{room: GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges"} for room in DATA_ROOMS},
     "lens": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "discovery", "transport", "report"},
     "decomposition": GROUND | {"kernels", "ops", "bridges"},
+    # what attention computes is observed before it is replaced
     "convert": GROUND | {"nn", "bridges", "lens"},
     "__main__": {"cli"},
     "cli": GROUND
@@ -123,6 +126,65 @@ def test_lightning_is_named_in_one_place():
     assert naming == {SOURCE / "bridges" / "training.py"}
 
 
+def private_names(path: Path):
+    """(module, name) of what a file imports through a leading underscore of a package other than the root."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                parts = [*node.module.split("."), alias.name]
+                if parts[0] == "heedful" and any(part.startswith("_") for part in parts[2:]):
+                    yield parts[1], alias.name
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "heedful" and any(part.startswith("_") for part in parts[2:]):
+                    yield parts[1], alias.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_room_uses_what_is_private_to_another(path):
+    """A leading underscore is a closed door; the root's small parts are everybody's."""
+    foreign = [(home, name) for home, name in private_names(path) if home not in {room(path), *GROUND}]
+    assert foreign == []
+
+
+def names_and_texts(path: Path) -> tuple[set[str], list[str]]:
+    """Attributes and names in a file, and its texts other than docstrings."""
+    tree = ast.parse(path.read_text())
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    nodes = list(ast.walk(tree))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docs]
+    return names, texts
+
+
+TAG = re.compile(
+    r"</?(a|b|code|div|em|figure|h[1-6]|html|i|li|p|pre|script|section|span|style|svg|t[drh]|table|ul)[\s>]"
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_each_job_has_one_place(path):
+    """Pages and pictures are made in `report`, calls of modules caught in `_runtime` and bridges, classes listed in `_savable`."""
+    here, (names, texts) = room(path), names_and_texts(path)
+    if here != "report":
+        assert [text for text in texts if TAG.search(text)] == []
+        assert "html" not in imports(path), "escapes HTML by itself"
+        assert here == "_plot" or not any(name.split(".")[0] == "matplotlib" for name in imports(path))
+    if here not in ("bridges", "_runtime"):
+        assert not {name for name in names if re.fullmatch(r"register_\w*(forward|backward)\w*hook", name)}
+    # A kernel becomes a dataclass by being defined; what lists it is `Savable`.
+    if path not in (SOURCE / "_savable.py", SOURCE / "kernels" / "base.py"):
+        assert "__init_subclass__" not in names
+
+
 def test_matplotlib_is_asked_for_in_one_place():
     """Whatever draws asks `_plot.axes` first, which says how to get matplotlib where it is missing."""
     drawing = [
@@ -134,7 +196,7 @@ def test_matplotlib_is_asked_for_in_one_place():
     assert len(drawing) > 15
     for path, function in drawing:
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-        asked = [node.lineno for node in calls if ast.unparse(node.func) == "axes"]
+        asked = [node.lineno for node in calls if ast.unparse(node.func) in ("axes", "heat_map")]
         handed_on = [node.lineno for node in calls if ast.unparse(node.func).endswith(".plot")]
         named = [
             node.lineno

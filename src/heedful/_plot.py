@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     Axes = Any
 
-__all__ = ["Axes", "axes", "check_picture", "colours", "save_picture", "whole_ticks"]
+__all__ = ["Axes", "axes", "check_picture", "colours", "heat_map", "save_picture", "whole_ticks"]
 
 
 def axes(ax: Axes | None, size: tuple[float, float] | None = None) -> Axes:
@@ -37,11 +37,20 @@ def whole_ticks(ax: Axes, which: str = "xy") -> None:
         getattr(ax, f"{name}axis").set_major_locator(MaxNLocator(integer=True))
 
 
-def colours(name: str, count: int) -> list[Any]:
-    """So many colours along a palette, from its beginning to its end."""
+def heat_map(ax: Axes | None, values: Any, label: str | None = None, **look: Any) -> Axes:
+    """A matrix in colours, rows down, with a bar that says what they mean; `look` goes to `imshow`."""
+    ax = axes(ax)
+    image = ax.imshow(values, **{"cmap": "cividis", "aspect": "auto"} | look)
+    whole_ticks(ax)
+    ax.figure.colorbar(image, ax=ax, label=label)
+    return ax
+
+
+def colours(name: str, count: int, end: float = 1.0) -> list[Any]:
+    """So many colours along a palette, from its beginning to its end, or to this share of it."""
     from matplotlib import colormaps
 
-    return [colormaps[name](at / max(1, count - 1)) for at in range(count)]
+    return [colormaps[name](end * at / max(1, count - 1)) for at in range(count)]
 
 
 def check_picture(path: Path) -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
-from heedful._plot import axes, whole_ticks
+from heedful._plot import Axes, axes, whole_ticks
 from heedful._savable import coded
 from heedful._text import quantity
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Epoch", "Hyperparameters", "Training"]
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result
 from heedful._text import quantity
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["BreakingPoint", "LayerFit", "Primalized"]
 

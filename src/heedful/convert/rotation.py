@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result
 from heedful.bridges.rotation import RotationPlan, llama_plan
 from heedful.convert._probe import Probe, Turning, apart, measure, restored
@@ -21,9 +21,6 @@ from heedful.lens.symmetry.callee import Callee, Roles
 from heedful.lens.symmetry.moves import haar
 from heedful.lens.symmetry.roles import known_roles
 from heedful.nn import Attention, Block, KnowledgeAttention
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Outliers", "Rotation", "hadamard", "rotate_"]
 

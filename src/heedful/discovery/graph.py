@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heedful._checks import check_choice
 from heedful._errors import InvalidArgument
+from heedful._plot import Axes
 from heedful._result import Result
 from heedful._text import quantity
 from heedful.discovery import exports
 from heedful.discovery.confidence import Trust, confidences, judge, structure_confidence
 from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits, mask_of, reachable_sets
 from heedful.discovery.record import Tests
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["ARROW", "CIRCLE", "NONE", "PAG", "TAIL", "Edge", "Tests"]
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from heedful._attend import attend
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
-from heedful._plot import axes, whole_ticks
+from heedful._plot import Axes, heat_map
 from heedful._result import Result
 from heedful._text import quantity
 from heedful.kernels import Kernel
 from heedful.masks import join_transformers
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 
 @dataclass(frozen=True)
@@ -188,11 +184,8 @@ class LayerRecord(Result):
 
     def plot(self, head: int = 0, *, sequence: int = 0, ax: Axes | None = None) -> Axes:
         """Draws one head's weights, queries down and keys across."""
-        ax = axes(ax)
-        image = ax.imshow(self.weights_of(head, sequence=sequence).float(), cmap="cividis", aspect="auto")
+        ax = heat_map(ax, self.weights_of(head, sequence=sequence).float(), "weight")
         ax.set(xlabel="key", ylabel="query", title=f"layer {self.index}, head {head}")
-        whole_ticks(ax)
-        ax.figure.colorbar(image, ax=ax, label="weight")
         return ax
 
     def __repr__(self) -> str:

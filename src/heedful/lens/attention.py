@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unicodedata import category
 
 import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful._plot import axes, whole_ticks
+from heedful._plot import Axes, heat_map
 from heedful._result import Result, plain
 from heedful.lens.roles import Role, measured, ordered, position_tests
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
-
 
 __all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "summarize"]
 
@@ -132,15 +128,12 @@ class AttentionSummary(Result):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws normalised entropy as a heat map, layers down and heads across."""
-        ax = axes(ax)
         width = max(len(heads) for heads in self.layers)
         grid = [
             [head.normalized_entropy for head in heads] + [float("nan")] * (width - len(heads)) for heads in self.layers
         ]
-        image = ax.imshow(grid, vmin=0.0, vmax=1.0, cmap="viridis", aspect="auto")
+        ax = heat_map(ax, grid, "entropy / log(visible keys)", vmin=0.0, vmax=1.0, cmap="viridis")
         ax.set(xlabel="head", ylabel="layer", title="How spread out each head's attention is")
-        whole_ticks(ax)
-        ax.figure.colorbar(image, ax=ax, label="entropy / log(visible keys)")
         return ax
 
     def _repr_html_(self) -> str:

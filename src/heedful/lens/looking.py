@@ -13,6 +13,7 @@ from heedful import __version__
 from heedful._checks import check_whole
 from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, Unsupported
 from heedful._files import write
+from heedful._plot import Axes
 from heedful._progress import Progress, silent
 from heedful._text import quantity, short
 from heedful.bridges import answers, reading
@@ -24,7 +25,6 @@ from heedful.report.blocks import WIDE
 from heedful.report.page import framed, page
 
 if TYPE_CHECKING:
-    from heedful._plot import Axes
     from heedful.lens.attention import AttentionSummary
 
 __all__ = ["LookResult", "ModelFacts", "look"]

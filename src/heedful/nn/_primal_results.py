@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful._plot import axes
+from heedful._plot import axes, heat_map
 from heedful._result import Result
 from heedful._text import quantity
 
@@ -49,8 +49,7 @@ class PrimalDual(Result):
 
     def plot(self, ax: Any = None, *, sequence: int = 0, head: int = 0) -> Any:
         """The values that attention with this kernel would give each token: h_r of one head."""
-        ax = axes(ax)
-        ax.imshow(self.h_r[sequence, head].detach().float().cpu().numpy(), aspect="auto")
+        ax = heat_map(ax, self.h_r[sequence, head].detach().float().cpu().numpy())
         ax.set(xlabel="component", ylabel="token", title=f"dual variables of head {head}")
         return ax
 

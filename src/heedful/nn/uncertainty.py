@@ -17,7 +17,7 @@ from heedful._result import Result
 from heedful._runtime import eval_mode
 from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
-from heedful.nn._primal_core import PrimalCore
+from heedful.nn.primal_core import PrimalCore
 from heedful.ops.primal import TrackLoss
 from heedful.ops.request import wide
 

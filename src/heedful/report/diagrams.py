@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful.report.graphs import ARROW, COLOURS, FILLS, Edge, end_mark, fitting, key_on, look, wide
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from heedful._plot import Axes
 
 __all__ = ["places", "plot"]
 

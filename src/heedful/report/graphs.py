@@ -14,16 +14,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._text import quantity
 from heedful.report.charts import element
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Arc", "Box", "Edge", "Layout", "key", "layout", "plot", "svg"]
 

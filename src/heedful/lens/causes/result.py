@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful._plot import Axes
 from heedful._result import Result, plain
 from heedful.discovery.graph import PAG
 from heedful.lens.causes.baselines import BaselineResult
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Effect", "Explanation", "Removal", "WordScore", "measurable"]
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heedful._checks import check_choice
-from heedful._plot import axes
+from heedful._plot import Axes, heat_map
 from heedful._progress import Progress, silent
 from heedful._result import Result
 from heedful._text import quantity
 from heedful.discovery.graph import ARROW, NONE, PAG
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.observation import Observation
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Stability", "stability"]
 
@@ -56,12 +53,10 @@ class Stability(Result):
     def plot(self, ax: Axes | None = None, kind: str = "heads") -> Axes:
         """Draws the shares as a matrix."""
         check_choice(self.by, kind=kind)
-        ax = axes(ax)
-        image = ax.imshow(self.by[kind], cmap="cividis", vmin=0, vmax=1)
+        ax = heat_map(ax, self.by[kind], vmin=0, vmax=1, aspect="equal")
         ax.set_xticks(range(len(self.names)), self.names, rotation=90)
         ax.set_yticks(range(len(self.names)), self.names)
         ax.set_title(f"share of {len(self.settings[kind])} graphs with an edge, by {kind}")
-        ax.figure.colorbar(image, ax=ax)
         return ax
 
     def __repr__(self) -> str:

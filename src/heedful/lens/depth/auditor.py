@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heedful._errors import InvalidArgument
+from heedful._plot import Axes
 from heedful._result import Result
 from heedful._text import quantity
 from heedful.bridges import configs
@@ -16,9 +17,6 @@ from heedful.lens.depth.known import CONFIGS, peers
 from heedful.lens.depth.law import LAWS, Law, find_law
 from heedful.lens.depth.plans import folded, notes
 from heedful.lens.depth.shape import LARGEST, Shape
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Audit", "audit"]
 

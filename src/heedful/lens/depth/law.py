@@ -7,15 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from heedful._checks import check_number
 from heedful._errors import InvalidArgument
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["LAWS", "DepthCurve", "DepthLaw", "Law", "find_law"]
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heedful._errors import MissingExtra
+from heedful._plot import Axes
 from heedful._result import Result
 from heedful._text import quantity
 from heedful.bridges import configs
 from heedful.lens.depth.law import Law
 from heedful.lens.depth.shape import Shape
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Choice", "Plan", "in_bands", "folded", "notes"]
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import InvalidArgument, Unsupported
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from heedful._plot import Axes
 
 __all__ = ["LayerUse", "Usefulness", "skip_layers"]
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Bounds", "log3_sep_curve", "plot_sep_curves", "sep_bound", "theorem_bounds"]
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
+from heedful._runtime import after_calls
 from heedful.kernels import Cosine, FeatureMap
 from heedful.lens.observation import LayerRecord, Observation, observe
 from heedful.lens.spectra.result import MatrixSpectrum, Spectrum
-from heedful.nn._primal_core import PrimalCore
+from heedful.nn.primal_core import PrimalCore
 from heedful.ops import ksvd
 
 __all__ = ["of_record", "spectrum"]
@@ -58,10 +59,10 @@ def spectrum(
 
     >>> import torch
     >>> from heedful import lens, nn
-    >>> found = lens.spectrum(nn.Attention(32, 4), torch.randn(2, 19, 32))
-    >>> found
+    >>> ranks = lens.spectrum(nn.Attention(32, 4), torch.randn(2, 19, 32))
+    >>> ranks
     Spectrum(softmax, cosine: 16 matrices)
-    >>> found.select("cosine", head=3).effective_rank < 8  # no more than the head's width
+    >>> ranks.select("cosine", head=3).effective_rank < 8  # no more than the head's width
     True
     """
     if power not in (1, 2):
@@ -70,25 +71,25 @@ def spectrum(
         raise InvalidArgument(
             "valid is for matrices; an observation, and a module with its mask in x, know their padding"
         )
-    found: list[MatrixSpectrum] = []
+    spectra: list[MatrixSpectrum] = []
     if isinstance(source, nn.Module):
-        found = _of_module(source, x, tokenizer, layers)
+        spectra = _of_module(source, x, tokenizer, layers)
     elif x is not None:
         raise InvalidArgument(f"x is what a module reads; {type(source).__name__} needs none")
     elif isinstance(source, Observation):
         for at in _chosen(layers, len(source)):
-            found += of_record(source[at], source)
+            spectra += of_record(source[at], source)
     else:
         named = source if isinstance(source, Mapping) else {"matrix": source}
         for name, matrices in named.items():
             by_layer = matrices if isinstance(matrices, list | tuple) else [matrices]
             for layer, matrix in enumerate(by_layer):
-                found += _of_matrices(matrix, str(name), layer, valid)
-    if not found:
+                spectra += _of_matrices(matrix, str(name), layer, valid)
+    if not spectra:
         raise InvalidArgument(
             "there is no matrix to decompose; give at least one that has entries and is not all padding"
         )
-    return Spectrum(tuple(found), power)
+    return Spectrum(tuple(spectra), power)
 
 
 def of_record(record: LayerRecord, seen: Observation, heads: Sequence[int] | None = None) -> list[MatrixSpectrum]:
@@ -100,19 +101,19 @@ def of_record(record: LayerRecord, seen: Observation, heads: Sequence[int] | Non
     def weights(sequence: int) -> Tensor:
         return torch.cat([record.weights_of(slice(head, head + 1), sequence=sequence) for head in chosen])
 
-    found = _by_sequence(weights, name, record.index, chosen, rows, columns)
+    own = _by_sequence(weights, name, record.index, chosen, rows, columns)
     is_cosine = isinstance(record.kernel, Cosine) or record.kernel == FeatureMap("cosine")
     try:
         queries, keys = record.queries, record.keys
     except HeedfulError:
-        return found
+        return own
     groups = record.heads // record.key_heads
 
     def features(sequence: int) -> _Thin:
         pair = queries[sequence, chosen], keys[sequence, [head // groups for head in chosen]]
         return _Thin(*(nn.functional.normalize(one.double(), dim=-1) for one in pair))
 
-    return found if is_cosine else found + _by_sequence(features, "cosine", record.index, chosen, rows, columns)
+    return own if is_cosine else own + _by_sequence(features, "cosine", record.index, chosen, rows, columns)
 
 
 def _of_module(model: nn.Module, x: Any, tokenizer: Any, layers: Sequence[int] | None) -> list[MatrixSpectrum]:
@@ -128,25 +129,22 @@ def _of_module(model: nn.Module, x: Any, tokenizer: Any, layers: Sequence[int] |
 
     def ended(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if isinstance(module, PrimalCore):
-            given = dict(zip(("x", "key_padding_mask"), args, strict=False)) | kwargs
-            calls.append((len(order), module, given["x"], given.get("key_padding_mask")))
+            inputs = dict(zip(("x", "key_padding_mask"), args, strict=False)) | kwargs
+            calls.append((len(order), module, inputs["x"], inputs.get("key_padding_mask")))
         order.append(names[module])
 
-    handles = [module.register_forward_hook(ended, with_kwargs=True) for module in names]
     try:
-        seen = observe(model, x, None, KEEP, tokenizer=tokenizer)
-        found = [(place, of_record(record, seen)) for place, record in zip(_places(seen, order), seen, strict=True)]
+        with after_calls(names, ended):
+            seen = observe(model, x, None, KEEP, tokenizer=tokenizer)
+        parts = [(place, of_record(record, seen)) for place, record in zip(_places(seen, order), seen, strict=True)]
     except Unsupported:
         # Where all attention is primal there is no call that observe can see.
         if not calls:
             raise
-        found = []
-    finally:
-        for handle in handles:
-            handle.remove()
-    found += [(place, _of_primal(layer, given, padding)) for place, layer, given, padding in calls]
-    found.sort(key=lambda part: part[0])
-    return [replace(one, layer=at) for at in _chosen(layers, len(found)) for one in found[at][1]]
+        parts = []
+    parts += [(place, _of_primal(layer, tokens, padding)) for place, layer, tokens, padding in calls]
+    parts.sort(key=lambda part: part[0])
+    return [replace(one, layer=at) for at in _chosen(layers, len(parts)) for one in parts[at][1]]
 
 
 def _chosen(layers: Sequence[int] | None, count: int) -> Sequence[int]:
@@ -174,24 +172,24 @@ def _of_primal(layer: PrimalCore, x: Tensor, padding: Tensor | None) -> list[Mat
     def of(rows: Tensor | None) -> Callable[[int], _Thin]:
         return lambda at: _Thin(query[at], key[at], None if rows is None else rows[at])
 
-    found = _by_sequence(of(sample), "primal", 0, heads, valid, valid)
+    own = _by_sequence(of(sample), "primal", 0, heads, valid, valid)
     # Static weights have no sample: K_X is the kernel of the features.
-    return found if sample is None else found + _by_sequence(of(None), plain, 0, heads, valid, valid)
+    return own if sample is None else own + _by_sequence(of(None), plain, 0, heads, valid, valid)
 
 
 def _of_matrices(matrix: Any, name: str, layer: int, valid: Tensor | None) -> list[MatrixSpectrum]:
     """A matrix, or matrices `[heads, n, m]` or `[batch, heads, n, m]`."""
-    given = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "biufc" else matrix
-    if not isinstance(given, Tensor) or given.is_complex() or not 2 <= given.dim() <= 4:
-        got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(matrix).__name__
+    values = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "biufc" else matrix
+    if not isinstance(values, Tensor) or values.is_complex() or not 2 <= values.dim() <= 4:
+        got = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(matrix).__name__
         raise InvalidArgument(
             f"{name} must be real matrices (n, m), (heads, n, m) or (batch, heads, n, m), a list with one for each layer, a "
             f"mapping, an Observation or a module; got {got}"
         )
-    given = given.detach()[(None,) * (4 - given.dim())]
-    batch, heads, n, m = given.shape
-    if given.numel() == 0:
-        raise InvalidArgument(f"{name} of shape {tuple(given.shape)} is empty; give matrices with rows and columns")
+    values = values.detach()[(None,) * (4 - values.dim())]
+    batch, heads, n, m = values.shape
+    if values.numel() == 0:
+        raise InvalidArgument(f"{name} of shape {tuple(values.shape)} is empty; give matrices with rows and columns")
     rows, columns = (torch.ones(batch, size, dtype=torch.bool) for size in (n, m))
     if valid is not None:
         if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.shape != (batch, n) or n != m:
@@ -201,7 +199,7 @@ def _of_matrices(matrix: Any, name: str, layer: int, valid: Tensor | None) -> li
                 f"{(batch, heads, n, m)}"
             )
         rows = columns = valid.cpu()
-    return _by_sequence(lambda sequence: given[sequence], name, layer, list(range(heads)), rows, columns)
+    return _by_sequence(lambda sequence: values[sequence], name, layer, list(range(heads)), rows, columns)
 
 
 class _Thin(NamedTuple):
@@ -221,24 +219,24 @@ def _by_sequence(
     columns: Tensor,
 ) -> list[MatrixSpectrum]:
     """The matrices `[heads, n, m]` of each sequence without its padding."""
-    found = []
+    spectra = []
     for sequence in range(rows.shape[0]):
         at, to = rows[sequence].nonzero().flatten(), columns[sequence].nonzero().flatten()
         if len(at) == 0 or len(to) == 0:
             continue
-        given = read(sequence)
-        if isinstance(given, Tensor):
-            values, bound = _values(given[:, at][:, :, to], name, layer, heads), min(len(at), len(to))
+        matrix = read(sequence)
+        if isinstance(matrix, Tensor):
+            values, bound = _values(matrix[:, at][:, :, to], name, layer, heads), min(len(at), len(to))
         else:
-            query, key, sample = given.query[:, at], given.key[:, to], given.sample
+            query, key, sample = matrix.query[:, at], matrix.key[:, to], matrix.sample
             parts = [part.double() for part in (query, key, *(() if sample is None else (sample,)))]
             for part in parts:
                 _check_finite(part, name, layer, heads)
             bound = min(size for part in parts for size in part.shape[1:])
             values = ksvd.ksvd(parts[0], parts[1], parts[2] if sample is not None else None).values
         for head, one in zip(heads, values.cpu().tolist(), strict=True):
-            found.append(MatrixSpectrum(name, layer, head, sequence, len(at), len(to), bound, tuple(one[:bound])))
-    return found
+            spectra.append(MatrixSpectrum(name, layer, head, sequence, len(at), len(to), bound, tuple(one[:bound])))
+    return spectra
 
 
 def _values(matrices: Tensor, name: str, layer: int, heads: Sequence[int]) -> Tensor:

@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heedful._errors import InvalidArgument
-from heedful._plot import axes
+from heedful._plot import Axes, axes, colours
 from heedful._result import Result
 from heedful._text import quantity
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["MatrixSpectrum", "Spectrum", "mean_curve"]
 
@@ -176,16 +173,14 @@ class Spectrum(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Cumulative singular values, a line for each name and layer: the mean over its heads and sequences."""
         ax = axes(ax)
-        from matplotlib import colormaps
-
         styles = ("-", "--", ":", "-.")
-        last = max(1, len(self.layers) - 1)
+        several = len(self.layers) > 1
+        shades = dict(zip(self.layers, colours("viridis", len(self.layers), 0.9), strict=True))
         for style, name in enumerate(self.names):
             one = self.select(name)
             for layer in one.layers:
                 curve = mean_curve(one.select(layer=layer))
-                several = len(self.layers) > 1
-                colour = colormaps["viridis"](0.9 * self.layers.index(layer) / last) if several else f"C{style}"
+                colour = shades[layer] if several else f"C{style}"
                 label = f"{name}, layer {layer}" if several else name
                 ax.plot(range(1, len(curve) + 1), curve, styles[style % 4], color=colour, label=label, lw=1.5)
         ax.axhline(SHARE, color="gray", lw=0.8, zorder=0)

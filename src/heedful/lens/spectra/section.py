@@ -8,7 +8,7 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful.lens.observation import Observation, observe
 from heedful.lens.spectra.measure import KEEP, of_record, spectrum
 from heedful.lens.spectra.result import SHARE, MatrixSpectrum, Spectrum, mean_curve
-from heedful.nn._primal_core import PrimalCore
+from heedful.nn.primal_core import PrimalCore
 from heedful.report import Figure, Note, Prose, Section, Table
 from heedful.report.charts import Axis, Band, Chart, Dots, Line, ticks
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result
 from heedful._settings import documented
 from heedful.lens.symmetry._report import Report, SymmetryBroken
@@ -22,9 +22,6 @@ from heedful.lens.symmetry.information import InformationReport, check_finite_in
 from heedful.lens.symmetry.moves import GROUPS, Group
 from heedful.lens.symmetry.roles import known_roles
 from heedful.lens.symmetry.settings import CheckSettings
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Audit", "audit"]
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from heedful._errors import HeedfulError
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result, plain
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Component", "Counterexample", "Report", "SymmetryBroken"]
 

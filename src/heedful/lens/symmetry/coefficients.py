@@ -6,22 +6,18 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
-from heedful._plot import axes, whole_ticks
+from heedful._plot import Axes, heat_map
 from heedful._result import Result
 from heedful._runtime import undisturbed
 from heedful.lens.symmetry._report import Counterexample, SymmetryBroken
 from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.moves import Group, check_group, draw, reflection
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Coefficients", "coefficient_function", "recover_coefficients", "symmetrize"]
 
@@ -78,15 +74,12 @@ class Coefficients(Result):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """A, and B beside it, as a heat map."""
-        ax = axes(ax)
         whole = self.A if self.B is None else torch.cat((self.A, self.B), -1)
         most = float(whole.abs().max())
-        image = ax.imshow(whole.numpy(), vmin=-most, vmax=most, cmap="RdBu")
+        ax = heat_map(ax, whole.numpy(), vmin=-most, vmax=most, cmap="RdBu", aspect="equal")
         if self.B is not None:
             ax.axvline(self.A.shape[-1] - 0.5, color="black")
         ax.set(xlabel="token, then knowledge", ylabel="output", title="Coefficients A and B")
-        whole_ticks(ax)
-        ax.figure.colorbar(image, ax=ax)
         return ax
 
     def __str__(self) -> str:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful._plot import axes
+from heedful._plot import Axes, axes
 from heedful._result import Result
 from heedful._runtime import undisturbed
 from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.coefficients import recover
-
-if TYPE_CHECKING:
-    from heedful._plot import Axes
 
 __all__ = ["Candidate", "Formula", "identify"]
 
