@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from brute_force import brute_dsep, brute_m_separated, random_dag, simple_paths, subsets_of
+from brute_force import brute_dsep, random_dag, simple_paths
 from heedful import InvalidArgument
-from heedful.discovery import ARROW, CIRCLE, NONE, PAG, TAIL, DSeparation, Edge, discover, icd, structure_confidence
+from heedful.discovery import ARROW, CIRCLE, NONE, PAG, TAIL, Edge, discover, structure_confidence
 from heedful.discovery.confidence import confidences
 from heedful.discovery.paths import Links, bits, mask_of, reachable_sets
 from heedful.lens import causes
@@ -50,7 +50,7 @@ def test_possible_dsep_is_its_definition():
     for seed in range(300):
         pag = random_pag(seed)
         for x in range(pag.n):
-            assert set(pag.possible_dsep(x)) == brute_dsep(pag.marks, x)
+            assert set(pag.dsep_tree(x).nodes) == brute_dsep(pag.marks, x)
             compared += 1
     assert compared > 1500
 
@@ -65,7 +65,7 @@ def test_possible_dsep_needs_directed_pairs():
         (4, 3, TAIL, ARROW),
         (4, 5, TAIL, ARROW),
     )
-    assert pag.possible_dsep(3) == (0, 2, 4, 5)
+    assert pag.dsep_tree(3).nodes == (0, 2, 4, 5)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -91,16 +91,13 @@ def test_sets_around_a_node_by_their_definition(seed):
         for size in (1, 2, 3):
             expected = set()
             for chosen in combinations([v for v in range(pag.n) if v != x], size):
-                part = pag.subgraph([x, *chosen])
-                if len(part.possible_dsep(0)) == size:
+                part = PAG(pag.marks[np.ix_([x, *chosen], [x, *chosen])])
+                if len(part.dsep_tree(0).nodes) == size:
                     expected.add(chosen)
-            found = pag.dsep_sets(x, size)
-            assert set(found) == expected
-            depth = pag.dsep_tree(x).depth
-            sums = [sum(depth[v] for v in one) for one in found]
-            assert sums == sorted(sums)
-    with pytest.raises(InvalidArgument, match="smaller size or radius"):
-        PAG((1 - np.eye(9)).astype(np.int8)).dsep_sets(0, 4, limit=10)
+            pool = mask_of(pag.dsep_tree(x).nodes)
+            sets = reachable_sets(Links.of(pag.marks), x, pool, size, 10**6)
+            assert {tuple(bits(one)) for one in sets} == expected
+    assert reachable_sets(Links.of((1 - np.eye(9)).astype(np.int8)), 0, -1, 4, 10) is None
     assert reachable_sets(Links.of(np.zeros((3, 3), np.int8)), 0, -1, 1, 10) == []
 
 
@@ -123,19 +120,6 @@ def test_ancestors_by_listed_paths(seed):
         assert set(pag.definite_ancestors(x)) == definite
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_m_separation_by_listed_paths(seed):
-    rng = np.random.default_rng(seed)
-    marks = np.zeros((5, 5), np.int8)
-    for i, j in combinations(range(5), 2):
-        if rng.random() < 0.6:
-            marks[j, i], marks[i, j] = (TAIL, ARROW) if rng.random() < 0.6 else (ARROW, ARROW)
-    mag = PAG(marks)
-    for x, y in combinations(range(5), 2):
-        for given in subsets_of([v for v in range(5) if v not in (x, y)]):
-            assert mag.is_m_separated(x, y, given) == brute_m_separated(marks, x, y, set(given))
-
-
 def test_edges_and_groups():
     pag = chain()
     assert [str(edge) for edge in pag.edges()] == [
@@ -147,7 +131,6 @@ def test_edges_and_groups():
     ]
     assert str(Edge(0, 1, TAIL, CIRCLE)) == "0 --o 1"
     assert pag.latent_pairs() == [(3, 4), (4, 5)]
-    assert pag.districts() == [(0,), (1,), (2,), (3, 4, 5)]
     assert pag.adjacent(2) == (0, 1, 3)
     assert pag.density == pytest.approx(5 / 15)
     assert repr(pag).startswith("PAG(6 nodes, 5 edges: a o-> c, b o-> c")
@@ -161,25 +144,6 @@ def test_small_graphs():
         assert (pag.n, pag.edges(), pag.density) == (n, [], 0.0)
         assert PAG.from_dict(json.loads(json.dumps(pag.to_dict()))).n == n
         assert pag.trust().level == ("none" if n < 2 else "good")
-        assert pag.districts() == [(v,) for v in range(n)]
-
-
-def test_subgraph_keeps_what_it_can():
-    parents, observed, _ = random_dag(np.random.default_rng(0), 7, 2)
-    pag = icd(DSeparation(parents, observed=observed), order=None)
-    keep = [4, 1, 5, 2]
-    part = pag.subgraph(keep)
-    np.testing.assert_array_equal(part.marks, pag.marks[np.ix_(keep, keep)])
-    assert part.names == tuple(pag.names[v] for v in keep)
-    for row in part.tests:
-        assert row.x < row.y
-        assert list(row.z) == sorted(row.z)
-    whole = {(frozenset((row.x, row.y)), frozenset(row.z)) for row in pag.tests}
-    back = {(frozenset(keep[v] for v in (r.x, r.y)), frozenset(keep[v] for v in r.z)) for r in part.tests}
-    assert back == {(pair, given) for pair, given in whole if pair | given <= set(keep)}
-    for (a, b), given in part.sepsets.items():
-        pair = tuple(sorted((keep[a], keep[b])))
-        assert pag.sepsets[pair] == tuple(sorted(keep[v] for v in given))
 
 
 def test_dict_reads_back():
@@ -286,11 +250,8 @@ def test_trust_is_plain():
         (lambda: PAG(np.array([[0, 1], [0, 0]])), "both ends"),
         (lambda: PAG(np.eye(2)), "to itself"),
         (lambda: PAG(np.zeros((2, 2)), ("a",)), "as many names"),
-        (lambda: chain().possible_dsep(6), r"0 \.\.\. 5"),
+        (lambda: chain().dsep_tree(6), r"0 \.\.\. 5"),
         (lambda: chain().adjacent(-1), r"0 \.\.\. 5"),
-        (lambda: chain().is_m_separated(0, 1, []), "circles"),
-        (lambda: graph(2, (0, 1, TAIL, ARROW)).is_m_separated(0, 1, [1]), "apart"),
-        (lambda: chain().subgraph([1, 1]), "differ"),
     ],
 )
 def test_errors_say_what_is_wrong(call, message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from heedful._result import Result
 from heedful._text import quantity
 from heedful.discovery import exports
 from heedful.discovery.confidence import Trust, confidences, judge, structure_confidence
-from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits, mask_of, reachable_sets
+from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits
 from heedful.discovery.record import Tests
 
 __all__ = ["ARROW", "CIRCLE", "NONE", "PAG", "TAIL", "Edge", "Tests"]
@@ -139,30 +139,9 @@ class PAG(Result):
     def _links(self) -> Links:
         return Links.of(self.marks)
 
-    def possible_dsep(self, x: int) -> tuple[int, ...]:
-        """Nodes on a path from x whose every inner node is a collider or the middle of a triangle (Spirtes et al. 2000)."""
-        return self.dsep_tree(x).nodes
-
     def dsep_tree(self, x: int, radius: int | None = None) -> DsepTree:
         """Possible-d-sep of x with the depth of each node and the nodes before it; `radius` ends the paths."""
         return self._links.dsep_tree(self._node(x), radius=radius)
-
-    def dsep_sets(
-        self, x: int, size: int, radius: int | None = None, nodes: Iterable[int] | None = None, limit: int = 1_000_000
-    ) -> list[tuple[int, ...]]:
-        """Sets whose members are each reached from x by a possible-d-sep path through members alone (CLEANN, Rohekar et al. 2023).
-
-        Nearest first: by the sum of the members' depths, then by their indices. `nodes` are those that may be members.
-        """
-        tree = self.dsep_tree(x, radius)
-        pool = mask_of(tree.depth) & (-1 if nodes is None else mask_of(nodes))
-        masks = reachable_sets(self._links, x, pool, size, limit)
-        if masks is None:
-            raise InvalidArgument(
-                f"more than {limit} sets of size {size} around node {x}; give a smaller size or radius"
-            )
-        sets = [tuple(bits(mask)) for mask in masks]
-        return sorted(sets, key=lambda one: (sum(tree.depth[v] for v in one), one))
 
     def possible_ancestors(self, x: int) -> tuple[int, ...]:
         """Nodes with a possibly directed path to x: no arrowhead against it and no tail at its far end; x left out."""
@@ -181,38 +160,6 @@ class PAG(Result):
         """The pairs a `<->` b: something that is not in the graph moves both."""
         return [(edge.a, edge.b) for edge in self.edges() if edge.at_a == edge.at_b == ARROW]
 
-    def districts(self) -> list[tuple[int, ...]]:
-        """The nodes in groups: two are in one group if a chain of `<->` edges joins them."""
-        home = list(range(self.n))
-        for a, b in self.latent_pairs():
-            old, new = max(home[a], home[b]), min(home[a], home[b])
-            home = [new if one == old else one for one in home]
-        return [tuple(v for v in range(self.n) if home[v] == head) for head in sorted(set(home))]
-
-    def is_m_separated(self, x: int, y: int, z: Iterable[int]) -> bool:
-        """Whether z blocks every path between x and y; asked of a graph without circles (a MAG).
-
-        A path is open if each of its colliders is in z or an ancestor of z, and no other inner node is in z (Richardson & Spirtes 2002).
-        """
-        if (self.marks == CIRCLE).any():
-            raise InvalidArgument("m-separation is a property of a MAG; this graph has circles")
-        given = {self._node(one) for one in z}
-        if {x, y} & given or self._node(x) == self._node(y):
-            raise InvalidArgument(f"x, y and z must be apart; got x = {x}, y = {y}, z = {sorted(given)}")
-        opens = given.union(*(self.definite_ancestors(one) for one in given))
-        front = [(x, v) for v in self.adjacent(x)]
-        seen = set(front)
-        while front:
-            u, v = front.pop()
-            if v == y:
-                return False
-            for w in self.adjacent(v):
-                collider = self.marks[u, v] == ARROW and self.marks[w, v] == ARROW
-                if w != u and (v in opens if collider else v not in given) and (v, w) not in seen:
-                    seen.add((v, w))
-                    front.append((v, w))
-        return True
-
     @property
     def confidence(self) -> float | None:
         """Mean of $1 - e^{-|ln p - ln alpha|}$ over the executed tests, ours; None where there are no p-values."""
@@ -229,26 +176,6 @@ class PAG(Result):
     def trust(self) -> Trust:
         """How far to trust the graph, in plain sentences."""
         return judge(self)
-
-    def subgraph(self, nodes: Sequence[int]) -> PAG:
-        """The marks among these nodes, in this order; tests and sets that name others are left out."""
-        keep = [self._node(v) for v in nodes]
-        if len(set(keep)) < len(keep):
-            raise InvalidArgument(f"nodes must differ; got {keep}")
-        place = {v: at for at, v in enumerate(keep)}
-        sepsets = {
-            (min(place[a], place[b]), max(place[a], place[b])): tuple(sorted(place[v] for v in each))
-            for (a, b), each in self.sepsets.items()
-            if {a, b, *each} <= set(keep)
-        }
-        return replace(
-            self,
-            marks=self.marks[np.ix_(keep, keep)],
-            names=tuple(self.names[v] for v in keep),
-            sepsets=sepsets,
-            tests=self.tests.among(keep),
-            order=None if self.order is None else tuple(place[v] for v in self.order if v in place),
-        )
 
     @classmethod
     def from_dag(

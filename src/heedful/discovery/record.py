@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -72,23 +72,6 @@ class Tests(Result):
 
     def __repr__(self) -> str:
         return f"Tests({len(self)} executed, {int(self.independent.sum())} independent, sets up to {self.z.shape[1]})"
-
-    def take(self, rows: NDArray[Any]) -> Tests:
-        """These rows, by mask or index."""
-        columns = {name: getattr(self, name)[rows] for name in _TYPES}
-        return Tests(**columns | {"z": columns["z"][:, : int(columns["size"].max(initial=0))]})
-
-    def among(self, nodes: Sequence[int]) -> Tests:
-        """The tests that name no other node, with the nodes renumbered by their place in `nodes`."""
-        count = int(max([*nodes, *self.x.tolist(), *self.y.tolist(), int(self.z.max(initial=-1))], default=-1)) + 1
-        place = np.full(count + 1, -2, np.int32)  # the last entry is the filler's
-        place[-1] = -1
-        place[list(nodes)] = np.arange(len(nodes))
-        kept = self.take((place[self.x] >= 0) & (place[self.y] >= 0) & (place[self.z] >= -1).all(axis=1))
-        x, y, z = place[kept.x], place[kept.y], place[kept.z]
-        fill = np.sort(np.where(z < 0, count, z), axis=1)
-        z = np.where(fill == count, -1, fill).astype(np.int32)
-        return replace(kept, x=np.minimum(x, y), y=np.maximum(x, y), z=z)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types alone; a p-value of 0 has no finite logarithm and is written as null."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from base64 import b64encode
 from functools import lru_cache
-from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
@@ -34,16 +34,19 @@ def ramp(anchors: tuple[Lch, ...] = SEQUENTIAL, steps: int = LEVELS) -> bytes:
     >>> colours[:3].hex(), colours[-3:].hex()
     ('fcfaf1', '121849')
     """
-    path = [_inside(_between(anchors, at / 1000)) for at in range(1001)]
-    walked = [0.0]
-    for before, after in pairwise(path):
-        walked.append(walked[-1] + math.dist(before, after))
-    colours, at = bytearray(), 0
-    for step in range(steps):
-        while at < 1000 and walked[at] < walked[-1] * step / (steps - 1) - 1e-12:
-            at += 1
-        colours += bytes(round(255 * channel) for channel in _srgb(path[at]))
-    return bytes(colours)
+    lightness, chroma, hue = np.array(anchors).T
+    corners = np.stack((lightness, chroma * np.cos(np.radians(hue)), chroma * np.sin(np.radians(hue))), 1)
+    # Straight between anchors, so that hues do not run round the wheel.
+    along = np.linspace(0, len(anchors) - 1, 1001)
+    path = np.stack([np.interp(along, range(len(anchors)), channel) for channel in corners.T], 1)
+    # The colour itself, or the most colourful one of its lightness and hue that a screen can show.
+    while (outside := (np.abs(_linear(path) - 0.5) > 0.5 + 1e-4).any(1)).any():
+        path[outside, 1:] *= 0.98
+    walked = np.concatenate(([0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()))
+    chosen = np.searchsorted(walked, walked[-1] * np.arange(steps) / (steps - 1) - 1e-12)
+    light = _linear(path[chosen]).clip(0.0, 1.0)
+    channels = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return (255 * channels).round().astype(np.uint8).tobytes()
 
 
 @lru_cache
@@ -58,42 +61,14 @@ def diverging() -> bytes:
     return b"".join(falling[3 * at : 3 * at + 3] for at in range(128, 0, -1)) + ramp(POSITIVE, 128)
 
 
-def _between(anchors: tuple[Lch, ...], at: float) -> tuple[float, float, float]:
-    """The colour at a share of the way, in OKLab; straight between anchors, so that hues do not run round the wheel."""
-    place = at * (len(anchors) - 1)
-    low = min(int(place), len(anchors) - 2)
-    a, b = (
-        (lightness, chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue)))
-        for lightness, chroma, hue in anchors[low : low + 2]
+def _linear(lab: NDArray[np.float64]) -> NDArray[np.float64]:
+    """OKLab to linear sRGB (Ottosson 2020), `[n, 3]` both."""
+    cones = np.array(
+        [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]]
     )
-    rest = place - low
-    return a[0] + rest * (b[0] - a[0]), a[1] + rest * (b[1] - a[1]), a[2] + rest * (b[2] - a[2])
-
-
-def _inside(lab: tuple[float, float, float]) -> tuple[float, float, float]:
-    """The colour itself, or the most colourful one of its lightness and hue that a screen can show."""
-    lightness, a, b = lab
-    while not all(-1e-4 <= channel <= 1 + 1e-4 for channel in _linear((lightness, a, b))):
-        a, b = 0.98 * a, 0.98 * b
-    return lightness, a, b
-
-
-def _linear(lab: tuple[float, float, float]) -> tuple[float, float, float]:
-    """OKLab to linear sRGB (Ottosson 2020)."""
-    lightness, a, b = lab
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    return (
-        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
-    )
-
-
-def _srgb(lab: tuple[float, float, float]) -> tuple[float, ...]:
-    channels = (min(max(channel, 0.0), 1.0) for channel in _linear(lab))
-    return tuple(12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055 for c in channels)
+    light = np.array([[4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046, 2.6097574011, -0.3413193965],
+                      [-0.0041960863, -0.7034186147, 1.7076147010]])  # fmt: skip
+    return (lab @ cones.T) ** 3 @ light.T
 
 
 def levels(weights: Tensor, scale: Tensor | float, *, signed: bool = False) -> Tensor:
