@@ -326,7 +326,7 @@ def test_an_encoder_decoder_reads_a_text_without_being_told_how_to_start():
     class Words:
         all_special_ids = (0,)
 
-        def __call__(self, texts, return_tensors, padding):
+        def __call__(self, texts, return_tensors, padding, **options):
             return {"input_ids": IDS[:1]}
 
         def convert_ids_to_tokens(self, ids):

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from contracts.listed import block_mask, factors, inputs, relative_error
 from heedful import FeatureMap, Gaussian, HigherOrder, InvalidArgument, Sigmoid, Softmax, Unsupported, attend, masks
-from heedful.masks import Block, Parts
+from heedful.masks import Parts, Region
 from heedful.ops import stream
 
 SHAPE = (2, 3, 19, 23)
@@ -58,7 +58,7 @@ def test_masks_are_their_index_arithmetic(name):
 @pytest.mark.parametrize("name", WANTED)
 def test_a_block_is_a_piece_of_the_whole(name):
     mask, wanted = WANTED[name]
-    at = Block(((1, 2), (0, 2)), (5, 12), (7, 20), SHAPE, torch.device("cpu"))
+    at = Region(((1, 2), (0, 2)), (5, 12), (7, 20), SHAPE, torch.device("cpu"))
     piece = wanted.expand(SHAPE)[1:2, 0:2, 5:12, 7:20]
     assert torch.equal(mask.block(at).expand(piece.shape), piece)
 
@@ -126,7 +126,7 @@ def test_beside_masks_two_groups_of_keys():
     full = mask.dense(SHAPE).expand(SHAPE)
     assert torch.equal(full[..., :19], (COLS[:19] <= ROWS).expand(2, 3, 19, 19))
     assert torch.equal(full[0, 0, 0, 19:], torch.tensor([True, False, True, True]))
-    at = Block(((0, 1), (0, 3)), (2, 7), (15, 22), SHAPE, torch.device("cpu"))
+    at = Region(((0, 1), (0, 3)), (2, 7), (15, 22), SHAPE, torch.device("cpu"))
     assert torch.equal(mask.block(at), full[0:1, :, 2:7, 15:22])
     assert masks.beside(None, 3, None, 4) is None
 

@@ -141,13 +141,13 @@ def token_of(tokenizer: Any, word: str | int, size: int) -> int:
     unknown = getattr(tokenizer, "unk_token_id", None)
     tries = [tokenizer(form, add_special_tokens=False, verbose=False)["input_ids"] for form in (f" {word}", word)]
     tries.append([tokenizer.get_vocab()[word]] if word in tokenizer.get_vocab() else [])
-    found = next((one[0] for one in tries if len(one) == 1 and one[0] < size and one[0] != unknown), None)
-    if found is None:
+    token = next((one[0] for one in tries if len(one) == 1 and one[0] < size and one[0] != unknown), None)
+    if token is None:
         pieces = [tokenizer.decode([one]).strip() for one in min(filter(None, tries), key=len, default=[])]
         raise InvalidArgument(
             f"target {word!r} is not in the model's vocabulary (its pieces are {', '.join(map(str, pieces[:6]))}); name one token"
         )
-    return int(found)
+    return int(token)
 
 
 def label_of(label: str | int, labels: tuple[str, ...]) -> int:

@@ -161,7 +161,7 @@ def _of_four(
 def of_interface(
     memory: Memory,
     module: nn.Module,
-    given: dict[str, Any],
+    options: dict[str, Any],
     result: tuple[Tensor, Tensor | None],
     implementation: str,
     eager: Callable[..., Any] | None,
@@ -173,10 +173,10 @@ def of_interface(
     """
     from heedful.bridges.transformers import FOREIGN, kernel_of
 
-    query, key, value = (given.pop(name) for name in ("query", "key", "value"))
-    mask, bias, scaling = (given.pop(name, None) for name in ("attention_mask", "position_bias", "scaling"))
-    asked = given.pop("is_causal", None)
-    causal = bool(getattr(module, "is_causal", True) if asked is None else asked)
+    query, key, value = (options.pop(name) for name in ("query", "key", "value"))
+    mask, bias, scaling = (options.pop(name, None) for name in ("attention_mask", "position_bias", "scaling"))
+    causal_flag = options.pop("is_causal", None)
+    causal = bool(getattr(module, "is_causal", True) if causal_flag is None else causal_flag)
     # Only these read is_causal, and only where no mask is given; the others are always told by a mask.
     causal = causal and mask is None and query.shape[-2] > 1 and implementation in ("sdpa", "heedful")
     if causal and implementation == "sdpa" and key.shape[-2] > query.shape[-2]:
@@ -189,14 +189,14 @@ def of_interface(
     kernel = kernel_of(module, query.device, scaling) if implementation.startswith("heedful") else Softmax(scaling)
     call = Watched("", query, key, value, result[0].transpose(1, 2), kernel, seen, bias, causal)
     # SDPA has no place for these; versions of transformers that do not refuse leave them out.
-    foreign = [name for name in FOREIGN if given.get(name) is not None and implementation != "sdpa"]
+    foreign = [name for name in FOREIGN if options.get(name) is not None and implementation != "sdpa"]
     if foreign and eager is not None:
-        rest = {name: value for name, value in given.items() if name != "dropout"}
+        rest = {name: value for name, value in options.items() if name != "dropout"}
         call = replace(call, weights=_by_eager(eager, module, call, {**rest, "scaling": scaling}), kernel=None)
-    if (given.get("dropout") and module.training) or agrees(call):
+    if (options.get("dropout") and module.training) or agrees(call):
         return call
     others = [replace(call, causal=not causal)] if mask is None and query.shape[-2] == key.shape[-2] else []
-    sink = next((given[name] for name in ("s_aux", "sinks") if isinstance(given.get(name), Tensor)), None)
+    sink = next((options[name] for name in ("s_aux", "sinks") if isinstance(options.get(name), Tensor)), None)
     if sink is not None and sink.numel() == query.shape[1]:
         others.append(replace(call, weights=_with_sink(call, sink, scaling), kernel=None))
     if isinstance(result[1], Tensor) and result[1].shape == (*query.shape[:3], key.shape[2]):
@@ -213,7 +213,7 @@ def of_interface(
     )
 
 
-def _by_eager(eager: Callable[..., Any], module: nn.Module, call: Watched, given: dict[str, Any]) -> Tensor:
+def _by_eager(eager: Callable[..., Any], module: nn.Module, call: Watched, options: dict[str, Any]) -> Tensor:
     """The weights by the model's own formula; zeros for a query that may attend to nothing."""
     assert call.query is not None
     assert call.key is not None
@@ -223,7 +223,7 @@ def _by_eager(eager: Callable[..., Any], module: nn.Module, call: Watched, given
     low = torch.finfo(query.dtype).min
     shown = None if seen is None else torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, low)
     shown = call.bias if shown is None else shown if call.bias is None else shown + call.bias
-    weights: Tensor = eager(module, query, key, call.value, shown, dropout=0.0, **given)[1]
+    weights: Tensor = eager(module, query, key, call.value, shown, dropout=0.0, **options)[1]
     return weights if seen is None else torch.where(seen.any(dim=-1, keepdim=True), weights, 0.0)
 
 

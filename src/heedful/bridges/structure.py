@@ -105,7 +105,7 @@ def _number(entry: Any) -> int:
 
 def _numbered(model: Any, modules: dict[str, nn.Module], names: Iterable[str]) -> dict[str, int]:
     """The layer each name lies in; where a model has a text part beside others, names of that part alone."""
-    layer = {name: int(found[1]) for name in names if (found := re.search(r"(?:^|\.)(\d+)(?:\.|$)", name))}
+    layer = {name: int(match[1]) for name in names if (match := re.search(r"(?:^|\.)(\d+)(?:\.|$)", name))}
     try:
         text = type(model.config.get_text_config())
     except ValueError:  # two of them: an encoder of texts and a decoder
@@ -228,8 +228,8 @@ def find_sites(model: nn.Module) -> list[Site]:
                 f"{type(model).__name__} is a decoder or has one ({flag}); give an encoder, as BertModel or ViTModel"
             )
     modules = dict(model.named_modules())
-    found = [_site(name, module, modules) for name, module in modules.items()]
-    sites = [site for site in found if site is not None]
+    candidates = [_site(name, module, modules) for name, module in modules.items()]
+    sites = [site for site in candidates if site is not None]
     if not sites:
         raise Unsupported(
             f"{type(model).__name__} has no self-attention of a known structure: linear maps {QUERIES_KEYS_VALUES[0]}, {QUERIES_KEYS_VALUES[1]} or "

@@ -23,7 +23,7 @@ from heedful.bridges.structure import Site, find_sites
 from heedful.nn import PrimalAttention
 
 __all__ = [
-    "Call",
+    "SlotInput",
     "Recorded",
     "Slot",
     "described",
@@ -46,19 +46,19 @@ class Slot(nn.Module):
         self.primal = layer
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        call = Call.of(args, kwargs)
+        call = SlotInput.of(args, kwargs)
         return self.primal(call.inputs, None if call.keep is None else ~call.keep), None
 
 
 @dataclass(frozen=True)
-class Call:
+class SlotInput:
     """What an attention module was called with: its input `[B, n, d]`, and where there are tokens `[B, n]`."""
 
     inputs: Tensor
     keep: Tensor | None
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SlotInput:
         inputs = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(inputs, Tensor) or inputs.dim() != 3:
             raise Unsupported("a primal layer reads hidden states (batch, tokens, width) as the first argument")
@@ -66,7 +66,7 @@ class Call:
             if kwargs.get(name) is not None:
                 raise Unsupported(f"a primal layer attends to its own sequence alone; leave {name} out")
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        return Call(inputs, None if mask is None else masks.tokens_of(mask, *inputs.shape[:2]))
+        return SlotInput(inputs, None if mask is None else masks.tokens_of(mask, *inputs.shape[:2]))
 
 
 def put(model: nn.Module, site: Site, layer: nn.Module) -> None:
@@ -82,7 +82,7 @@ def put(model: nn.Module, site: Site, layer: nn.Module) -> None:
 class Recorded:
     """What one run of a model did at a site: the attention's call and output, and the block's call and result."""
 
-    call: Call
+    call: SlotInput
     output: Tensor  # [B, n, d], after the output map
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -98,7 +98,7 @@ def recorded(model: nn.Module, site: Site, batches: Iterable[Mapping[str, Any]])
     output = attention if isinstance(attention, Slot) else model.get_submodule(site.output)
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen["call"] = Call.of(args, kwargs)
+        seen["call"] = SlotInput.of(args, kwargs)
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         seen["output"] = first(result)
@@ -118,9 +118,9 @@ def recorded(model: nn.Module, site: Site, batches: Iterable[Mapping[str, Any]])
 
 def first(output: Any) -> Tensor:
     """The tensor that a block returns, alone or before others."""
-    found = output if isinstance(output, Tensor) else output[0]
-    assert isinstance(found, Tensor)
-    return found
+    tensor = output if isinstance(output, Tensor) else output[0]
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def hidden(output: Any) -> Tensor:
@@ -165,22 +165,22 @@ def described(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def rebuilt(told: Mapping[str, Any]) -> nn.Module:
+def rebuilt(description: Mapping[str, Any]) -> nn.Module:
     """The model that `described` describes, with weights still to be loaded."""
     try:
         import transformers
     except ImportError:
         raise MissingExtra("transformers", "hf") from None
-    made_by = getattr(transformers, str(told["class"]), None)
+    made_by = getattr(transformers, str(description["class"]), None)
     if not (isinstance(made_by, type) and issubclass(made_by, transformers.PreTrainedModel)):
         raise CorruptModel(
-            f"{told['class']!r} is no model of transformers {transformers.__version__}; it was saved with another one"
+            f"{description['class']!r} is no model of transformers {transformers.__version__}; it was saved with another one"
         )
-    config = transformers.AutoConfig.for_model(**told["config"])
+    config = transformers.AutoConfig.for_model(**description["config"])
     model = made_by(config)
     sites = {site.name: site for site in find_sites(model)}
-    for name, arguments in told["layers"].items():
+    for name, arguments in description["layers"].items():
         if name not in sites:
-            raise CorruptModel(f"{told['class']} has no self-attention {name!r}; it has {', '.join(sites)}")
+            raise CorruptModel(f"{description['class']} has no self-attention {name!r}; it has {', '.join(sites)}")
         put(model, sites[name], PrimalAttention(**{key: decode(value) for key, value in arguments.items()}))
     return model

@@ -279,9 +279,9 @@ def _complete_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return cast("Tensor | None", sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False}))
 
 
-def _refuse_foreign(module: nn.Module, mask: Tensor | None, given: dict[str, Any]) -> None:
-    named = [name for name in FOREIGN if given.get(name) is not None]
-    packed = given.get("cu_seq_lens_q")
+def _refuse_foreign(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:
+    named = [name for name in FOREIGN if options.get(name) is not None]
+    packed = options.get("cu_seq_lens_q")
     if mask is None and packed is not None and packed.numel() > 2:
         # Only flash attention reads these; elsewhere packed sequences show in the mask, made from position_ids.
         named.append("cu_seq_lens_q")
@@ -292,17 +292,17 @@ def _refuse_foreign(module: nn.Module, mask: Tensor | None, given: dict[str, Any
         )
 
 
-def _asks_for_weights(module: nn.Module, given: dict[str, Any]) -> bool:
+def _asks_for_weights(module: nn.Module, options: dict[str, Any]) -> bool:
     try:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:
         collected = None
     else:
         collected = _active_collector.get()
-    asked = given.get("output_attentions")
-    if asked is None and collected is None:
+    flag = options.get("output_attentions")
+    if flag is None and collected is None:
         return bool(getattr(getattr(module, "config", None), "output_attentions", False))
-    return bool(asked) or any("attentions" in key for key in collected or ())
+    return bool(flag) or any("attentions" in key for key in collected or ())
 
 
 def bare(model: Model | Placement[Model]) -> Model:

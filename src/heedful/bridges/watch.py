@@ -84,18 +84,18 @@ class _Watch:
         # Those above it ended by an exception that the model caught itself.
         while (frame := self.frames.pop()).module is not module:
             pass
-        given = _arguments(module, args, kwargs)
+        arguments = _arguments(module, args, kwargs)
         if isinstance(module, nn.MultiheadAttention):
-            self._multihead(frame, module, given, output)
+            self._multihead(frame, module, arguments, output)
         elif isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self.called and not frame.calls:
-            self._encoder_layer(frame, module, given)
+            self._encoder_layer(frame, module, arguments)
         elif isinstance(module, PairAttention):
             frame.calls.append(self._pair(module, args, kwargs, output))
         self.called.discard(getattr(module, "self_attn", module))
         if frame.calls:
             self.called.add(module)
         self.run.executed.add(self.names[module])
-        inputs, cross = _inputs(given)
+        inputs, cross = _inputs(arguments)
         for call in frame.calls:
             call = call if call.kept is not None else replace(call, kept=self.copy(call))
             # Fused layers know their inputs better than their arguments tell.
@@ -110,14 +110,14 @@ class _Watch:
                 frame.calls.append(replace(call, name=call.name or self.names[frame.module], kept=self.copy(call)))
                 return
 
-    def _multihead(self, frame: _Frame, module: nn.MultiheadAttention, given: dict[str, Any], output: Any) -> None:
+    def _multihead(self, frame: _Frame, module: nn.MultiheadAttention, named: dict[str, Any], output: Any) -> None:
         """Our layer on torch's weights: the same projections, masks and extra keys."""
-        query, key = given["query"], given["key"]
+        query, key = named["query"], named["key"]
         batched = query.dim() == 3
         inputs = query if batched else query[None]
         inputs = inputs if module.batch_first or not batched else inputs.transpose(0, 1)
         wanted = ("query", "key", "value", "key_padding_mask", "attn_mask", "is_causal")
-        arguments = {name: given[name] for name in wanted if name in given}
+        arguments = {name: named[name] for name in wanted if name in named}
         cross = query is not key and (query.shape != key.shape or not torch.equal(query, key))
         calls, ours = self._through_ours(module, arguments, inputs, cross)
         # A subclass may do something else with its arguments.
@@ -126,7 +126,7 @@ class _Watch:
         else:
             self.run.missed.add(self.names[module])
 
-    def _encoder_layer(self, frame: _Frame, layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> None:
+    def _encoder_layer(self, frame: _Frame, layer: nn.TransformerEncoderLayer, arguments: dict[str, Any]) -> None:
         """torch's fused layer, which never calls its own attention module; a subclass with its own forward is only named."""
         if (
             type(layer).forward is not nn.TransformerEncoderLayer.forward
@@ -134,21 +134,20 @@ class _Watch:
         ):
             self.run.missed.add(self.names[layer])
             return
-        x, padding = given["src"], given.get("src_key_padding_mask")
+        x, padding = arguments["src"], arguments.get("src_key_padding_mask")
         if x.is_nested:
             lengths = torch.tensor([len(one) for one in x.unbind()], device=x.device)
             x = torch.nested.to_padded_tensor(x, 0.0)
             padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
         with self.silence():
             x = layer.norm1(x) if layer.norm_first else x
-        masked = {"key_padding_mask": padding, "attn_mask": given.get("src_mask"), "is_causal": given["is_causal"]}
+        mask, causal = arguments.get("src_mask"), arguments["is_causal"]
+        named = {"query": x, "key": x, "value": x, "key_padding_mask": padding, "attn_mask": mask, "is_causal": causal}
         inputs = x if layer.self_attn.batch_first else x.transpose(0, 1)
-        frame.calls += self._through_ours(layer.self_attn, {"query": x, "key": x, "value": x, **masked}, inputs, False)[
-            0
-        ]
+        frame.calls += self._through_ours(layer.self_attn, named, inputs, False)[0]
 
     def _through_ours(
-        self, module: nn.MultiheadAttention, given: dict[str, Any], inputs: Tensor, cross: bool
+        self, module: nn.MultiheadAttention, arguments: dict[str, Any], inputs: Tensor, cross: bool
     ) -> tuple[list[Watched], Tensor]:
         """The calls, and what our layer gave."""
         ours = Attention(
@@ -162,19 +161,19 @@ class _Watch:
             batch_first=module.batch_first,
             device=torch.device("meta"),
         )
-        made: list[Watched] = []
+        calls: list[Watched] = []
         name = self.names[module]
 
         def keep(request: Request, output: Tensor) -> None:
             if _current.get() is self:
-                made.append(replace(of_request(request, output), name=name, inputs=inputs, cross=cross))
+                calls.append(replace(of_request(request, output), name=name, inputs=inputs, cross=cross))
 
         with self.silence(), _tapped(keep):
             # By attribute: a weight that is pruned or parametrised is no parameter of its module.
             weights = {name: attrgetter(name)(module).detach() for name, _ in ours.named_parameters()}
-            output, _ = torch.func.functional_call(ours.eval(), weights, (), {**given, "need_weights": False})
+            output, _ = torch.func.functional_call(ours.eval(), weights, (), {**arguments, "need_weights": False})
         self.called.add(module)
-        return made, output
+        return calls, output
 
     def _pair(self, module: PairAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Watched:
         with self.silence():
@@ -360,8 +359,8 @@ def _interface(
             return function(module, *args, **kwargs)
         with watching.silence():
             result = function(module, *args, **kwargs)
-            given = dict(zip(("query", "key", "value", "attention_mask"), args, strict=False)) | kwargs
-            call = of_interface(watching.memory, module, given, result, implementation or "eager", eager)
+            arguments = dict(zip(("query", "key", "value", "attention_mask"), args, strict=False)) | kwargs
+            call = of_interface(watching.memory, module, arguments, result, implementation or "eager", eager)
         watching.add(call, module)
         return result
 
@@ -394,11 +393,11 @@ def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return {name: value for name, value in bound.arguments.items() if name != "self"}
 
 
-def _inputs(given: dict[str, Any]) -> tuple[Tensor | None, bool]:
+def _inputs(arguments: dict[str, Any]) -> tuple[Tensor | None, bool]:
     """The tensor a module read, and whether keys and values came from elsewhere."""
-    tensors = (value for value in given.values() if isinstance(value, Tensor) and value.is_floating_point())
+    tensors = (value for value in arguments.values() if isinstance(value, Tensor) and value.is_floating_point())
     inputs = next(tensors, None)
     inputs = inputs[None] if inputs is not None and inputs.dim() == 2 else inputs
-    key = given.get("key")
-    apart = isinstance(key, Tensor) and key is not given.get("query")
-    return inputs, apart or any(given.get(name) is not None for name in ELSEWHERE)
+    key = arguments.get("key")
+    apart = isinstance(key, Tensor) and key is not arguments.get("query")
+    return inputs, apart or any(arguments.get(name) is not None for name in ELSEWHERE)

@@ -30,7 +30,7 @@ def segments(text: str) -> list[Span]:
     >>> [text[start:end] for start, end in segments(text)]
     ["Don't", 'pay', '3.50', '\U0001f600']
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     before = ""
     for at, sign in enumerate(text):
         kind = _kind(sign)
@@ -38,14 +38,14 @@ def segments(text: str) -> list[Span]:
         follows = bool(before) and kind == "mark"
         if follows or (kind == "" and 0 < at < len(text) - 1 and _binds(text[at - 1], sign, text[at + 1])):
             kind = before
-            found[-1] = (found[-1][0], at + 1)
+            spans[-1] = (spans[-1][0], at + 1)
         elif kind and kind == before != "alone":
-            found[-1] = (found[-1][0], at + 1)
+            spans[-1] = (spans[-1][0], at + 1)
         elif kind:
             kind = "letter" if kind == "mark" else kind
-            found.append((at, at + 1))
+            spans.append((at, at + 1))
         before = kind
-    return found
+    return spans
 
 
 def _kind(sign: str) -> str:
@@ -96,11 +96,11 @@ def words_of(text: str, spans: Sequence[Span | None]) -> tuple[int | None, ...]:
             first[number] = min(first[number], first[mine[0]])
     for number, other in enumerate(first):
         first[number] = first[other]
-    found = [
+    numbers = [
         next((first[one] for one in owner[slice(*span)] if one is not None), None) if span else None for span in spans
     ]
-    order = {number: at for at, number in enumerate(dict.fromkeys(one for one in found if one is not None))}
-    return tuple(None if one is None else order[one] for one in found)
+    order = {number: at for at, number in enumerate(dict.fromkeys(one for one in numbers if one is not None))}
+    return tuple(None if one is None else order[one] for one in numbers)
 
 
 def aligned(text: str, pieces: Sequence[str]) -> list[Span | None]:
@@ -110,18 +110,18 @@ def aligned(text: str, pieces: Sequence[str]) -> list[Span | None]:
     [None, (0, 3), (4, 7)]
     """
     folded = "".join(sign.lower() if len(sign.lower()) == 1 else sign for sign in text)
-    found: list[Span | None] = []
+    spans: list[Span | None] = []
     cursor = 0
     for piece in pieces:
         plain = piece.strip().lower()
         at = folded.find(plain, cursor) if plain else -1
         # One that is not the text's own would be found far behind.
         if at < 0 or at > cursor + 40:
-            found.append(None)
+            spans.append(None)
             continue
         cursor = at + len(plain)
-        found.append((at, cursor))
-    return found
+        spans.append((at, cursor))
+    return spans
 
 
 def token_text(tokenizer: Any, token: str) -> str:

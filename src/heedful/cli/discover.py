@@ -28,7 +28,7 @@ __all__ = ["discover", "read_table"]
 SHOWN = 60
 
 
-class Table(NamedTuple):
+class DataFile(NamedTuple):
     """A file of numbers: its values, the names of its columns, and the labels of its rows, where it has any."""
 
     values: np.ndarray
@@ -36,7 +36,7 @@ class Table(NamedTuple):
     labels: list[str] | None
 
 
-def read_table(file: Path) -> Table:
+def read_table(file: Path) -> DataFile:
     """The numbers of a CSV or npy file, with the names and row labels that it has.
 
     >>> import tempfile
@@ -56,7 +56,7 @@ def read_table(file: Path) -> Table:
             raise InvalidArgument(f"{file} is no array that numpy saved: {error}") from None
         if array.ndim != 2 or array.dtype.kind not in "iuf":
             raise InvalidArgument(f"{file} must hold a table of numbers; it has shape {array.shape} of {array.dtype}")
-        return Table(array.astype(float), None, None)
+        return DataFile(array.astype(float), None, None)
     try:
         lines = [line for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:
@@ -66,7 +66,7 @@ def read_table(file: Path) -> Table:
     return _numbers(lines, file)
 
 
-def _numbers(lines: list[str], file: Path) -> Table:
+def _numbers(lines: list[str], file: Path) -> DataFile:
     import csv
 
     import numpy as np
@@ -96,7 +96,7 @@ def _numbers(lines: list[str], file: Path) -> Table:
             )
             advice = missing if _is_missing(cell) else text
             raise InvalidArgument(f"{file}: {cell!r:.30} in row {at} of {where} is no number; {advice}")
-    return Table(np.array(rows, float), names, labels)
+    return DataFile(np.array(rows, float), names, labels)
 
 
 def _is_header(rows: list[list[str]]) -> bool:

@@ -13,7 +13,7 @@ from heedful import __version__
 from heedful._result import Result
 from heedful._text import quantity
 
-__all__ = ["Device", "Health", "Implementation", "Package", "examine", "show"]
+__all__ = ["Device", "Health", "Way", "Package", "examine", "show"]
 
 # Extras that bundle others or serve those who work on heedful itself.
 NOT_SHOWN = ("all", "dev", "docs")
@@ -48,7 +48,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Implementation:
+class Way:
     """An implementation of `attend`: the devices on which it ran just now, with this kernel, or why on none."""
 
     name: str
@@ -67,7 +67,7 @@ class Health(Result):
     system: str
     packages: tuple[Package, ...]
     devices: tuple[Device, ...]
-    implementations: tuple[Implementation, ...]
+    implementations: tuple[Way, ...]
 
 
 def examine() -> Health:
@@ -97,12 +97,12 @@ def show(health: Health) -> None:
     console.print(f"[bold]heedful {health.heedful}[/bold], Python {health.python}, {health.system}")
 
     def table(title: str, *columns: str) -> Table:
-        made = Table(
+        table = Table(
             title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
         )
         for column in columns:
-            made.add_column(column, style="bold" if column == columns[0] else None, header_style="dim")
-        return made
+            table.add_column(column, style="bold" if column == columns[0] else None, header_style="dim")
+        return table
 
     packages = table("Packages", "name", "wanted", "extra", "version, or how to get it")
     for package in health.packages:
@@ -125,13 +125,13 @@ def _packages() -> Iterator[Package]:
         requirements = metadata.requires("heedful") or []
     except metadata.PackageNotFoundError:
         requirements = []
-    found = []
+    packages = []
     for requirement in requirements:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         parts = re.match(r"([\w.-]+)\s*([^;\s]*)", requirement)
         if parts and (extra is None or extra[1] not in NOT_SHOWN):
-            found.append(Package(parts[1], parts[2], _version(parts[1]), extra and extra[1]))
-    yield from sorted(found, key=lambda package: (package.extra or "", package.name))
+            packages.append(Package(parts[1], parts[2], _version(parts[1]), extra and extra[1]))
+    yield from sorted(packages, key=lambda package: (package.extra or "", package.name))
 
 
 def _version(package: str) -> str | None:
@@ -158,7 +158,7 @@ def _devices() -> tuple[Device, ...]:
     return cpu, Device("cuda", False, why)
 
 
-def _implementations() -> Iterator[Implementation]:
+def _implementations() -> Iterator[Way]:
     """Every implementation, each with the first of a few kernels that it takes."""
     import torch
 
@@ -175,9 +175,9 @@ def _implementations() -> Iterator[Implementation]:
         for device in devices:
             x = example.to(device)
             for kernel in kernels:
-                (said,) = (one for one in attend.plan(x, x, x, kernel=kernel).considered if one.name == way.name)
-                if said.refusal is not None:
-                    reasons[said.refusal] += 1
+                (verdict,) = (one for one in attend.plan(x, x, x, kernel=kernel).considered if one.name == way.name)
+                if verdict.refusal is not None:
+                    reasons[verdict.refusal] += 1
                     continue
                 # A broken compiler or driver shows itself by any exception, and the report must go on.
                 try:
@@ -189,4 +189,4 @@ def _implementations() -> Iterator[Implementation]:
                     reasons[f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"] += len(kernels)
                 break
         reason = None if ran else reasons.most_common(1)[0][0]
-        yield Implementation(way.name, way.summary, tuple(ran), next(iter(ran.values()), None), reason)
+        yield Way(way.name, way.summary, tuple(ran), next(iter(ran.values()), None), reason)

@@ -78,22 +78,22 @@ def _takes_nothing(thing: Any) -> bool:
 
 def _made(thing: Any, target: str) -> Any:
     try:
-        made = thing()
+        result = thing()
     except (Exception, SystemExit) as error:
         raise InvalidArgument(f"{target}() raised {type(error).__name__}: {error}") from error
-    if not callable(made):
-        raise InvalidArgument(f"{target}() returns {type(made).__name__}; it must return a function or a module")
-    return made
+    if not callable(result):
+        raise InvalidArgument(f"{target}() returns {type(result).__name__}; it must return a function or a module")
+    return result
 
 
 def _numbers(text: str) -> list[int]:
     try:
-        found = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidArgument(f"--n must be numbers of tokens with commas between, as 2,5,9; got {text!r}") from None
-    if min(found) < 1:
+    if min(numbers) < 1:
         raise InvalidArgument(f"--n must be numbers of tokens from 1 on; got {text}")
-    return found
+    return numbers
 
 
 def symmetry(
@@ -132,33 +132,33 @@ def symmetry(
     from heedful.lens.symmetry import audit
 
     options: dict[str, Any] = {"checks": checks} if checks else {}
-    found = audit(find(target), d=d, k=k, n=_numbers(n), trials=trials, tol="auto" if tol is None else tol,
+    result = audit(find(target), d=d, k=k, n=_numbers(n), trials=trials, tol="auto" if tol is None else tol,
                   dtype=_dtype(dtype), batched=batched, output=output,
                   invariant=invariant, seed=seed, **options)  # fmt: skip
-    found = _spelled(found, spellings(context.command))
-    if checks and found.refused:
-        raise InvalidArgument(next(iter(found.refused.values())))
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    code = _code(found, checks or ())
+    result = _spelled(result, spellings(context.command))
+    if checks and result.refused:
+        raise InvalidArgument(next(iter(result.refused.values())))
+    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+    code = _code(result, checks or ())
     if code:
         raise typer.Exit(code)
 
 
-def _spelled(found: Any, spelled: Mapping[str, str]) -> Any:
+def _spelled(result: Any, spelled: Mapping[str, str]) -> Any:
     """The audit with the command's options in its notes and reasons."""
     reports = {
         check: replace(report, notes=tuple(in_options(note, spelled) for note in report.notes))
         if hasattr(report, "counterexample")
         else report
-        for check, report in found.reports.items()
+        for check, report in result.reports.items()
     }
-    refused = {check: in_options(why, spelled) for check, why in found.refused.items()}
-    return replace(found, reports=reports, refused=refused)
+    refused = {check: in_options(why, spelled) for check, why in result.refused.items()}
+    return replace(result, reports=reports, refused=refused)
 
 
-def _code(found: Any, group: Sequence[str]) -> int:
+def _code(result: Any, group: Sequence[str]) -> int:
     # With its parameters as knowledge a layer has the symmetry, but nobody demanded that form.
-    failed = [found.reports[name] for name in group if not found.reports[name].passed]
+    failed = [result.reports[name] for name in group if not result.reports[name].passed]
     # Where two equal calls differ nothing was found out.
     undecided = [not getattr(report, "deterministic", True) for report in failed]
     return 2 if failed and all(undecided) else 1 if failed else 0
@@ -169,7 +169,7 @@ def _dtype(name: str | None) -> Any:
         return None
     import torch
 
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InvalidArgument(f"--dtype must be float64, float32, bfloat16 or float16; got {name!r}")
-    return found
+    return dtype

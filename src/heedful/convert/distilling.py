@@ -73,9 +73,9 @@ def distill_(
     """Moves these parameters of a block so that it gives what was wanted: every token, and with `pooling` the embedding too."""
     if not how.steps:
         return
-    asked = {parameter: parameter.requires_grad for parameter in block.parameters()}
+    flags = {parameter: parameter.requires_grad for parameter in block.parameters()}
     order, moved = torch.Generator().manual_seed(seed), set(parameters)
-    for parameter in asked:
+    for parameter in flags:
         parameter.requires_grad_(parameter in moved)
     optimizer = torch.optim.Adam(parameters, lr=how.lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, how.lr, how.steps) if how.steps > 1 else None
@@ -89,21 +89,21 @@ def distill_(
             if schedule is not None:
                 schedule.step()
             progress(step + 1, how.steps, what)
-    for parameter, before in asked.items():
+    for parameter, before in flags.items():
         parameter.grad = None
         parameter.requires_grad_(before)
 
 
 def _loss(block: nn.Module, lesson: Lesson, pooling: Pooling | None) -> Tensor:
-    made = block(*lesson.args, **lesson.kwargs)
-    made = (made if isinstance(made, Tensor) else made[0]).float()
+    output = block(*lesson.args, **lesson.kwargs)
+    output = (output if isinstance(output, Tensor) else output[0]).float()
     wanted = lesson.wanted.float()
-    gap, level = made - wanted, wanted
+    gap, level = output - wanted, wanted
     if lesson.keep is not None:
         # Filled, not picked out, which would make a device wait for its host at every step.
         gap, level = (part.masked_fill(~lesson.keep[..., None], 0.0) for part in (gap, level))
     loss = gap.square().sum() / level.square().sum()
     if pooling is None:
         return loss
-    cosine = cosine_similarity(pool(made, lesson.keep, pooling), pool(wanted, lesson.keep, pooling))
+    cosine = cosine_similarity(pool(output, lesson.keep, pooling), pool(wanted, lesson.keep, pooling))
     return loss + COSINE * (1 - cosine).mean()

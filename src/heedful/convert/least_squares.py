@@ -153,14 +153,14 @@ def solve(known: Moments, output: Tensor, heads: int, rank: int, ridge: float, s
 @torch.no_grad()
 def fit_(layer: PrimalAttention, known: Moments, output: Tensor, ridge: float) -> float:
     """Sets W_e, W_r, C and the output map of a layer by `solve`; the error on the data of the moments."""
-    found = solve(known, output, layer.num_heads, layer.rank, ridge)
-    layer.w_e.copy_(found.weights[:, 0])
-    layer.w_r.copy_(found.weights[:, 1])
-    layer.head_proj.weight.copy_(torch.cat(tuple(found.mixed), dim=-1))
-    layer.out_proj.weight.copy_(found.out.flatten(0, 1).mT)
+    solution = solve(known, output, layer.num_heads, layer.rank, ridge)
+    layer.w_e.copy_(solution.weights[:, 0])
+    layer.w_r.copy_(solution.weights[:, 1])
+    layer.head_proj.weight.copy_(torch.cat(tuple(solution.mixed), dim=-1))
+    layer.out_proj.weight.copy_(solution.out.flatten(0, 1).mT)
     layer.head_proj.bias.zero_()
-    layer.out_proj.bias.copy_(found.bias)
-    return known.error(found.matrix, found.bias)
+    layer.out_proj.bias.copy_(solution.bias)
+    return known.error(solution.matrix, solution.bias)
 
 
 def _alternate(known: Moments, out: Tensor, mixed: Tensor, ridge: float, sweeps: int) -> tuple[Tensor, Tensor]:

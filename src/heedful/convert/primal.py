@@ -173,7 +173,9 @@ class _TokenWise(nn.Module):
 
     def __init__(self, known: Moments, check: Moments, ridge: float | None, like: Tensor) -> None:
         super().__init__()
-        ridge = least_squares.best(partial(least_squares.linear_map, known), lambda found: check.error(*found), ridge)
+        ridge = least_squares.best(
+            partial(least_squares.linear_map, known), lambda solution: check.error(*solution), ridge
+        )
         matrix, bias = least_squares.linear_map(known if known is check else known + check, ridge)
         self.map = nn.Linear(*matrix.shape).to(like)
         self.map.weight.copy_(matrix.mT)
@@ -213,7 +215,8 @@ class _Work:
         self._fit_(layer, old_map.weight, *ours)
         plain = _TokenWise(*controls, self.ridge, old_map.weight)
         runs = list(self._runs(site, held))
-        fitted = _error((layer(own.call.inputs, _padding(own)), old.output, own.call.keep) for old, own, _ in runs)
+        pairs = [(old, own.call, None if own.call.keep is None else ~own.call.keep) for old, own, _ in runs]
+        fitted = _error((layer(call.inputs, padding), old.output, call.keep) for old, call, padding in pairs)
         alone = _error((plain(other.call.inputs), old.output, other.call.keep) for old, _, other in runs)
         swap.put(self.student, site, layer)
         swap.put(self.control, site, plain)
@@ -232,7 +235,7 @@ class _Work:
 
         The first moments are learned from, the second choose the ridge; they are the same where there are few batches.
         """
-        found: dict[tuple[str, bool], Moments] = {}
+        moments: dict[tuple[str, bool], Moments] = {}
         lessons = []
         for done, (old, own, other) in enumerate(self._runs(self.sites[at], learn)):
             self.say(done, len(learn), f"layer {at}: least squares")
@@ -243,10 +246,10 @@ class _Work:
             }
             for kind, part in features.items():
                 one = least_squares.moments([(part, old.output, old.call.keep)], pooled)
-                found[kind, checks] = found[kind, checks] + one if (kind, checks) in found else one
+                moments[kind, checks] = moments[kind, checks] + one if (kind, checks) in moments else one
             if self.how.steps:
                 lessons.append(Lesson(own.args, own.kwargs, old.result, own.call.keep))
-        ours, controls = ((found[kind, False], found.get((kind, True), found[kind, False])) for kind in features)
+        ours, controls = ((moments[kind, False], moments.get((kind, True), moments[kind, False])) for kind in features)
         return ours, controls, lessons
 
     def _fit_(self, layer: PrimalAttention, output: Tensor, known: Moments, check: Moments) -> None:
@@ -254,7 +257,7 @@ class _Work:
         solve = partial(least_squares.solve, output=output, heads=layer.num_heads, rank=layer.rank)
         ridge = least_squares.best(
             lambda ridge: solve(known, ridge=ridge, sweeps=least_squares.FEW),
-            lambda found: check.error(found.matrix, found.bias),
+            lambda solution: check.error(solution.matrix, solution.bias),
             self.ridge,
         )
         least_squares.fit_(layer, known if known is check else known + check, output, ridge)
@@ -282,16 +285,14 @@ class _Work:
         yield from zip(*(swap.recorded(model, site, batches) for model in models), strict=True)
 
 
-def _padding(seen: Recorded) -> Tensor | None:
-    return None if seen.call.keep is None else ~seen.call.keep
-
-
 def _error(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> float:
     """||Y - D|| / ||D - mean D|| over tokens."""
     missed, squares, sums, count = 0.0, 0.0, torch.zeros(()), 0
-    for made, wanted, keep in parts:
-        made, wanted = (part.double().flatten(0, 1) if keep is None else part.double()[keep] for part in (made, wanted))
-        missed += float((made - wanted).square().sum())
+    for output, wanted, keep in parts:
+        output, wanted = (
+            part.double().flatten(0, 1) if keep is None else part.double()[keep] for part in (output, wanted)
+        )
+        missed += float((output - wanted).square().sum())
         squares += float(wanted.square().sum())
         sums, count = sums + wanted.sum(dim=0), count + len(wanted)
     spread = squares - float(sums.square().sum()) / max(count, 1)
@@ -299,13 +300,13 @@ def _error(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> float:
 
 
 def _cosines(teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], pooling: Pooling) -> list[float]:
-    found = []
+    cosines = []
     for batch in batches:
         mask = batch.get("attention_mask")
         keep = mask.bool() if mask is not None and mask.dim() == 2 else None
         one, two = (pool(swap.hidden(model(**batch)).double(), keep, pooling) for model in (teacher, student))
-        found += cosine_similarity(one, two).tolist()
-    return found
+        cosines += cosine_similarity(one, two).tolist()
+    return cosines
 
 
 def latencies(models: Sequence[nn.Module], batch: Batch) -> list[float]:

@@ -137,5 +137,5 @@ class BreakingPoint(Result):
         return ax
 
     def __str__(self) -> str:
-        told = ", ".join(f"{at} {one:.3f}" for at, one in enumerate(self.agreements, 1))
-        return f"{quantity(self.layers, 'layer')} converted: embeddings stay at {self.threshold:g} or more (mean cosine by number of layers: {told})"
+        cosines = ", ".join(f"{at} {one:.3f}" for at, one in enumerate(self.agreements, 1))
+        return f"{quantity(self.layers, 'layer')} converted: embeddings stay at {self.threshold:g} or more (mean cosine by number of layers: {cosines})"

@@ -131,8 +131,8 @@ def rotate_(
     change = None
     if outputs is not None and again is not None:
         change = apart(again, turn(outputs) if unseen is not None and plan.turned else outputs)
-    found = tuple(Outliers(name, before[name], after[name]) for name in plan.layers if name in before)
-    return Rotation(kind, how, plan.size, moved, len(gains), untied, checked, change, found)
+    outliers = tuple(Outliers(name, before[name], after[name]) for name in plan.layers if name in before)
+    return Rotation(kind, how, plan.size, moved, len(gains), untied, checked, change, outliers)
 
 
 def hadamard(x: Tensor) -> Tensor:
@@ -163,9 +163,9 @@ def _base(size: int) -> Tensor:
         return torch.ones(1, 1)
     order = 4 * odd
     while size % order == 0:
-        found = _paley(order)
-        if found is not None:
-            return found
+        base = _paley(order)
+        if base is not None:
+            return base
         order *= 2
     raise Unsupported(
         f"no Hadamard matrix of size {size} is known here: sizes are powers of two times 1, 12, 20, 28 and the like; "
@@ -274,11 +274,11 @@ def _layer_plan(layer: Any) -> RotationPlan:
 
 def _given_plan(model: nn.Module, roles: Roles) -> RotationPlan:
     callee = Callee(model, roles=roles)
-    found, shapes = callee.roles, callee.shapes
-    sizes = {shapes[name][-2 if role == "cols" else -1] for name, role in found.items() if role != "fixed"}
+    own, shapes = callee.roles, callee.shapes
+    sizes = {shapes[name][-2 if role == "cols" else -1] for name, role in own.items() if role != "fixed"}
     if len(sizes) != 1:
         raise InvalidArgument(f"roles must agree on one size of the embedding; got {sorted(sizes)}")
-    return RotationPlan(sizes.pop(), dict(found))
+    return RotationPlan(sizes.pop(), dict(own))
 
 
 def _check(kind: str, plan: RotationPlan, weights: Mapping[str, Tensor]) -> None:
@@ -313,20 +313,20 @@ def _check(kind: str, plan: RotationPlan, weights: Mapping[str, Tensor]) -> None
 
 def _gains(kind: str, plan: RotationPlan, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
     """Each gain once, with one name for each weight that reads it, however many norms and layers share them."""
-    found: dict[int, tuple[str, dict[int, str]]] = {}
+    gains: dict[int, tuple[str, dict[int, str]]] = {}
     through: dict[int, int] = {}
     for name, readers in plan.gains.items():
         gain = weights[name]
-        _, reading = found.setdefault(id(gain), (name, {}))
+        _, reading = gains.setdefault(id(gain), (name, {}))
         for reader in readers:
             other = through.setdefault(id(weights[reader]), id(gain))
-            if other != id(gain) and not all(_ones(weights[one]) for one in (name, found[other][0])):
+            if other != id(gain) and not all(_ones(weights[one]) for one in (name, gains[other][0])):
                 raise Unsupported(
-                    f"{kind} cannot be rotated: {reader} is read through two gains, {found[other][0]} and {name}, and can be "
+                    f"{kind} cannot be rotated: {reader} is read through two gains, {gains[other][0]} and {name}, and can be "
                     "multiplied by one alone; give each its own weight"
                 )
             reading.setdefault(id(weights[reader]), reader)
-    return {name: tuple(reading.values()) for name, reading in found.values()}
+    return {name: tuple(reading.values()) for name, reading in gains.values()}
 
 
 def _ones(gain: Tensor) -> bool:

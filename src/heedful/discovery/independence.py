@@ -361,39 +361,39 @@ class DSeparation:
 
     def separated(self, x: int, y: int, z: Iterable[int]) -> bool:
         """Whether observed x and y are d-separated by z and the selection variables."""
-        given = self._selected | mask_of(self.observed[one] for one in z)
-        return not self._reached(self.observed[x], given) >> self.observed[y] & 1
+        conditions = self._selected | mask_of(self.observed[one] for one in z)
+        return not self._reached(self.observed[x], conditions) >> self.observed[y] & 1
 
     def run(self, x: Ints, y: Ints, z: Ints) -> Decisions:
         questions = zip(x.tolist(), y.tolist(), z.tolist(), strict=True)
         apart = np.array([self.separated(*question) for question in questions], bool)
         return Decisions(np.where(apart, 0.0, 1.0), np.where(apart, 0.0, -np.inf), apart, np.ones(len(apart), bool))
 
-    def _reached(self, x: int, given: int) -> int:
+    def _reached(self, x: int, conditions: int) -> int:
         """Every node with an open path from x (Bayes ball on bit sets)."""
-        known = self._seen.get((x, given))
+        known = self._seen.get((x, conditions))
         if known is not None:
             return known
-        opens = given
-        for v in bits(given):
+        opens = conditions
+        for v in bits(conditions):
             opens |= self._ancestors[v]
         # `rising`: nodes entered from a child; `falling`: entered from a parent.
         rising, falling, new_rising, new_falling = 0, 0, 1 << x, 0
         while new_rising or new_falling:
             rising, falling = rising | new_rising, falling | new_falling
             up = down = 0
-            for v in bits(new_rising & ~given):
+            for v in bits(new_rising & ~conditions):
                 up |= self._up[v]
                 down |= self._down[v]
             for v in bits(new_falling):
-                if not given >> v & 1:
+                if not conditions >> v & 1:
                     down |= self._down[v]
                 if opens >> v & 1:
                     up |= self._up[v]
             new_rising, new_falling = up & ~rising, down & ~falling
         if len(self._seen) >= 1 << 16:
             self._seen.clear()
-        self._seen[x, given] = rising | falling
+        self._seen[x, conditions] = rising | falling
         return rising | falling
 
 

@@ -16,7 +16,7 @@ from heedful._checks import check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful._progress import Progress, silent
 from heedful.discovery.independence import Decisions, IndependenceTest
-from heedful.discovery.record import Recorder
+from heedful.discovery.record import TestLog
 
 __all__ = ["BLOCK", "OutOfBudget", "Pair", "Questions", "Separation", "check_nodes", "subsets", "whole_numbers"]
 
@@ -60,7 +60,7 @@ class Questions:
         self.nodes = np.array(check_nodes(test.n, nodes), np.int32)
         check_whole(0, optional=True, max_cond_size=max_cond_size, max_tests=max_tests)
         self.limit, self.max_size = max_tests, max_cond_size
-        self.record = Recorder()
+        self.record = TestLog()
         self.untestable_pairs = 0
         self._probing = False
         self._progress = progress or silent

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heedful._result import Result
 
-__all__ = ["Recorder", "Row", "Tests"]
+__all__ = ["TestLog", "Row", "Tests"]
 
 # The columns of a record, in order.
 _TYPES = {
@@ -58,7 +58,7 @@ class Tests(Result):
 
     @classmethod
     def none(cls) -> Tests:
-        return Recorder().tests()
+        return TestLog().tests()
 
     def __len__(self) -> int:
         return len(self.x)
@@ -93,7 +93,7 @@ class Tests(Result):
         return cls(**arrays | {"z": arrays["z"].reshape(len(sets), widest)})
 
 
-class Recorder:
+class TestLog:
     """Collects executed tests block by block."""
 
     def __init__(self) -> None:

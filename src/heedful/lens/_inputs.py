@@ -48,20 +48,20 @@ def _by_name(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> 
         bound = signature(model.forward).bind_partial(*args, **named)
     except (TypeError, ValueError):
         return named
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind is Parameter.VAR_KEYWORD:
-            found |= value
+            tensors |= value
         elif kind is Parameter.VAR_POSITIONAL:
-            found |= {f"{name}{at}": one for at, one in enumerate(value)}
+            tensors |= {f"{name}{at}": one for at, one in enumerate(value)}
         else:
-            found[name] = value
-    return found
+            tensors[name] = value
+    return tensors
 
 
-def _sides(model: nn.Module, given: dict[str, Any], tokenizer: Any) -> dict[str, Tokens]:
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+def _sides(model: nn.Module, named: dict[str, Any], tokenizer: Any) -> dict[str, Tokens]:
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     sides: dict[str, Tokens] = {}
     first = tensors.get("input_ids", next(iter(tensors.values()), None))
     for side, prefix, read in (("input", "", first), ("decoder", "decoder_", tensors.get("decoder_input_ids"))):
@@ -101,8 +101,8 @@ def _tokenized(model: nn.Module, texts: list[str], tokenizer: Any) -> dict[str, 
 
 def _marks(config: Any, name: str) -> list[int]:
     """The tokens that a config gives for one purpose: none, one or several, whatever holds them."""
-    given = getattr(config, f"{name}_token_id", None)
-    several = given.tolist() if isinstance(given, Tensor) else given
+    marks = getattr(config, f"{name}_token_id", None)
+    several = marks.tolist() if isinstance(marks, Tensor) else marks
     several = list(several) if isinstance(several, Collection) else [several]
     return [mark for mark in several if mark is not None]
 

@@ -120,16 +120,16 @@ class LayerRecord(Result):
         """
         if "weights" not in self._keep:
             raise self._missing("weights")
-        asked = [slice(None) if part is None else part for part in (sequence, heads, queries)]
+        indices = [slice(None) if part is None else part for part in (sequence, heads, queries)]
         sizes = (self.batch, self.heads, self.queries_len)
-        for name, part, size in zip(("sequence", "heads", "queries"), asked, sizes, strict=True):
+        for name, part, size in zip(("sequence", "heads", "queries"), indices, sizes, strict=True):
             if isinstance(part, int) and not -size <= part < size:
                 raise InvalidArgument(f"{name} {part} is out of range: layer {self.index} has {size}")
-        at = [range(size)[part] for part, size in zip(asked, sizes, strict=True)]
+        at = [range(size)[part] for part, size in zip(indices, sizes, strict=True)]
         spans = [[one] if isinstance(one, int) else list(one) for one in at]
         gone = tuple(axis for axis, one in enumerate(at) if isinstance(one, int))
-        made = self._weights(*spans)
-        return made[tuple(0 if axis in gone else slice(None) for axis in range(3))]
+        weights = self._weights(*spans)
+        return weights[tuple(0 if axis in gone else slice(None) for axis in range(3))]
 
     def _weights(self, sequences: list[int], heads: list[int], queries: list[int]) -> Tensor:
         if "weights" in self._tensors:

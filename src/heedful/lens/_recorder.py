@@ -41,7 +41,10 @@ class Recorder:
         self._layers, self._keep, self._left, self._disk = layers, keep, memory, disk
         # What the last layers are is known only at the end.
         self._from_end = max((-at for at in layers or () if at < 0), default=0)
-        self._two_sided = _has_two_sides(model)
+        # A model that reads one sequence and writes another.
+        self._two_sided = getattr(getattr(model, "config", None), "is_encoder_decoder", False) or any(
+            isinstance(module, nn.Transformer) for module in model.modules()
+        )
         self._records: dict[int, LayerRecord] = {}
         self._shared = Memory()
         self._masks = self._count = 0
@@ -108,14 +111,14 @@ class Recorder:
     def copied(self, call: Watched) -> Kept:
         """What is to be kept of a call, taken at once."""
         weights = "weights" in self._keep
-        found = {
+        sources = {
             "queries": call.query if "queries" in self._keep or (weights and call.weights is None) else None,
             "keys": call.key if "keys" in self._keep or (weights and call.weights is None) else None,
             "values": call.value if "values" in self._keep else None,
             "outputs": call.output if "outputs" in self._keep else None,
             "weights": call.weights if weights else None,
         }
-        tensors = {name: _copy(x) for name, x in found.items() if x is not None}
+        tensors = {name: _copy(x) for name, x in sources.items() if x is not None}
         masks = {"mask": call.mask, "bias": call.bias}
         shared = {name: self._shared.get(x, self._share) for name, x in masks.items() if x is not None}
         queries = call.output.shape[2]
@@ -173,12 +176,6 @@ class Recorder:
 
 def _copy(x: Tensor) -> Tensor:
     return x.detach().to("cpu", copy=True).contiguous()
-
-
-def _has_two_sides(model: nn.Module) -> bool:
-    """Whether a model reads one sequence and writes another."""
-    told = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return bool(told) or any(isinstance(module, nn.Transformer) for module in model.modules())
 
 
 def _hides_the_future(mask: Tensor | None, queries: int, keys: int) -> bool:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from heedful._errors import CorruptModel, InvalidArgument
-from heedful._files import located
+from heedful._errors import CorruptModel
+from heedful._files import new_folder
 
 if TYPE_CHECKING:
     from heedful.lens._record import LayerRecord
@@ -33,8 +33,8 @@ class Place:
 
     def read(self) -> Tensor:
         with _open(self.file) as tensors:
-            found: Tensor = tensors.get_tensor(self.name)
-            return found
+            tensor: Tensor = tensors.get_tensor(self.name)
+            return tensor
 
 
 class Files(Mapping[str, Tensor]):
@@ -44,8 +44,8 @@ class Files(Mapping[str, Tensor]):
         self._places = dict(places)
 
     def __getitem__(self, name: str) -> Tensor:
-        found = self._places[name]
-        return found.read() if isinstance(found, Place) else found
+        place = self._places[name]
+        return place.read() if isinstance(place, Place) else place
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -75,20 +75,8 @@ class Shelf:
     @contextmanager
     def writing(folder: str | Path) -> Iterator[Shelf]:
         """A shelf that becomes this folder when all went well, and leaves nothing behind when it did not."""
-        folder = located(folder).absolute()
-        try:
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise InvalidArgument(f"{folder} is there and not empty; give a new or empty folder")
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            beside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.")
-        except OSError as error:
-            raise InvalidArgument(f"cannot write to {folder}: {error.strerror}; give another folder") from None
-        with beside:
-            yield Shelf(Path(beside.name))
-            folder.mkdir(exist_ok=True)
-            # The index last: a folder that has one is complete.
-            for file in sorted(Path(beside.name).iterdir(), key=lambda file: file.name == INDEX):
-                os.replace(file, folder / file.name)
+        with new_folder(folder, last=INDEX) as beside:
+            yield Shelf(beside)
 
     def put(self, record: LayerRecord) -> LayerRecord:
         """Writes a record; returns one that reads its tensors from there."""
@@ -117,10 +105,10 @@ class Shelf:
         """Takes a record off the shelf."""
         (self._folder / _layer(index)).unlink()
 
-    def close(self, told: dict[str, Any], records: list[LayerRecord]) -> None:
+    def close(self, description: dict[str, Any], records: list[LayerRecord]) -> None:
         """Writes the index that makes the folder whole."""
         shared = [dict(record._shared) for record in records]
-        text = json.dumps({"format": 1, "shared": shared, **told}, indent=1)
+        text = json.dumps({"format": 1, "shared": shared, **description}, indent=1)
         (self._folder / INDEX).write_text(text, encoding="utf-8")
 
 
@@ -130,15 +118,15 @@ def opened(folder: Path) -> tuple[dict[str, Any], list[dict[str, int]], list[Fil
     folder = folder.absolute()
     index = folder / INDEX
     try:
-        told = json.loads(index.read_text(encoding="utf-8"))
-        shared = told.pop("shared")
-        if told.pop("format") != 1:
+        description = json.loads(index.read_text(encoding="utf-8"))
+        shared = description.pop("shared")
+        if description.pop("format") != 1:
             raise CorruptModel(f"{index} was written by a newer heedful; open it with that one")
         stored = []
-        for layer, masks in zip(told["layers"], shared, strict=True):
+        for layer, masks in zip(description["layers"], shared, strict=True):
             places = _checked(folder / _layer(layer["index"]), layer)
             stored.append(Files(places | {name: Place(folder / _mask(at), "mask") for name, at in masks.items()}))
-        return told, shared, stored
+        return description, shared, stored
     except OSError as error:
         if isinstance(error, CorruptModel):
             raise

@@ -86,8 +86,8 @@ class HeadSummary(Result):
         return replace(self, tests=(*(role for role in self.tests if role.name not in names), *more))
 
     def __str__(self) -> str:
-        told = "; ".join(map(str, self.roles)) or self.focus
-        return f"head {self.layer}.{self.head}: {told}"
+        roles = "; ".join(map(str, self.roles)) or self.focus
+        return f"head {self.layer}.{self.head}: {roles}"
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"roles": [role.name for role in self.roles]}
@@ -115,8 +115,8 @@ class AttentionSummary(Result):
 
         Neighbours, which some heads attend to whatever they are, are left out unless they are asked for.
         """
-        found = (head.strongest if neighbours else head.farther for heads in self.layers for head in heads)
-        by_weight = sorted((pair for pair in found if pair is not None), key=lambda pair: -pair.weight)
+        candidates = (head.strongest if neighbours else head.farther for heads in self.layers for head in heads)
+        by_weight = sorted((pair for pair in candidates if pair is not None), key=lambda pair: -pair.weight)
         best: dict[tuple[int, int], TokenPair] = {}
         for pair in by_weight:
             best.setdefault((pair.query, pair.key), pair)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, Unsuppo
 from heedful._files import write
 from heedful._plot import Axes
 from heedful._progress import Progress, silent
+from heedful._result import plain
 from heedful._text import quantity, short
 from heedful.bridges import answers, reading
 from heedful.bridges.words import token_text
@@ -79,8 +80,8 @@ class LookResult:
     @property
     def attention(self) -> AttentionSummary | None:
         """What every head looks at; None where no layer's weights are a distribution over the tokens."""
-        found = self.sections.get("attention")
-        return None if found is None or isinstance(found, str) else found.result
+        section = self.sections.get("attention")
+        return None if section is None or isinstance(section, str) else section.result
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -101,12 +102,12 @@ class LookResult:
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures; JSON types alone."""
         return {
-            "model": asdict(self.model),
+            "model": plain(self.model),
             "text": self.text,
             "tokens": list(self.tokens),
             "tokens_left_out": self.left_out,
-            "findings": [finding.to_dict() for finding in self.findings],
-            "sections": {name: one.data for name, one in self.sections.items() if not isinstance(one, str)},
+            "findings": plain(self.findings),
+            "sections": {name: one.data for name, one in self._lenses().items()},
             "not_applicable": {name: one for name, one in self.sections.items() if isinstance(one, str)},
         }
 

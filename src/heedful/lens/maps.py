@@ -15,7 +15,7 @@ from heedful._result import Result, plain
 from heedful.bridges.words import token_text
 from heedful.lens.attention import UNNAMED, AttentionSummary, HeadSummary, TokenPair, heads_of
 from heedful.lens.probe import probe
-from heedful.lens.roles import ROLES, SINKS, Role
+from heedful.lens.roles import ROLES, SINKS
 from heedful.report import Block, Finding, Items, Link, Map, Mark, Note, Prose, Section, Table, Text
 from heedful.report.maps import Atlas, Layer, Tile
 
@@ -42,7 +42,7 @@ class HeadRange(Result):
 
 
 @dataclass(frozen=True)
-class Reading:
+class LayerView:
     """One layer: its heads in figures, what the page shows of it, and why it has no entropy where it has none."""
 
     heads: tuple[HeadSummary, ...] | tuple[HeadRange, ...]
@@ -103,7 +103,7 @@ CAVEAT = (
 def findings(summary: AttentionSummary) -> tuple[Finding, ...]:
     """What is worth saying first of the heads, and of pairs of words."""
     heads = [head for layer in summary.layers for head in layer]
-    found = []
+    sentences = []
     counts = Counter(role.name for head in heads for role in head.roles)
     if counts:
         resting = sum(counts[name] for name in SINKS)
@@ -113,22 +113,24 @@ def findings(summary: AttentionSummary) -> tuple[Finding, ...]:
         text = f"{summary.named} of {len(heads)} heads have a role that a test can name: {'; '.join(parts)}."
     else:
         text = f"None of the {len(heads)} heads has a role that a test can name."
-    found.append(Finding(text, CAVEAT, "attention"))
+    sentences.append(Finding(text, CAVEAT, "attention"))
     # No pair stands out where attention is nearly even.
     pairs = [pair for pair in summary.pairs(3) if pair.weight >= 2 / len(summary.tokens)]
     if pairs:
-        told = ", ".join(f"{_cut(str(pair), 40)} ({pair.weight:.2f}, head {pair.layer}.{pair.head})" for pair in pairs)
-        found.append(
+        shares = ", ".join(
+            f"{_cut(str(pair), 40)} ({pair.weight:.2f}, head {pair.layer}.{pair.head})" for pair in pairs
+        )
+        sentences.append(
             Finding(
-                f"The strongest attention between words that are not neighbours: {told}.",
+                f"The strongest attention between words that are not neighbours: {shares}.",
                 "A large weight need not matter to the output: what it carries may be small.",
                 "strongest-pairs",
             )
         )
-    return tuple(found)
+    return tuple(sentences)
 
 
-def _probed(readings: Sequence[Reading], subject: Subject) -> tuple[list[Reading], tuple[str, ...]]:
+def _probed(readings: Sequence[LayerView], subject: Subject) -> tuple[list[LayerView], tuple[str, ...]]:
     """The readings with what tests beyond this text say of each head, and what could not be tested."""
     if subject.model is None or subject.tokenizer is None or not any(reading.summarized for reading in readings):
         return list(readings), ()
@@ -137,17 +139,17 @@ def _probed(readings: Sequence[Reading], subject: Subject) -> tuple[list[Reading
     # Models fail by every class there is; the roles that the text itself shows are left.
     except Exception as error:
         return list(readings), (f"Roles beyond this text were not tested: {' '.join(str(error).split()):.200}.",)
-    found = []
+    tested = []
     for reading in readings:
         more = probed.layers.get(reading.layer.index, ())
         if len(more) == len(reading.summarized):
             heads = tuple(head.tested(roles) for head, roles in zip(reading.summarized, more, strict=True))
             reading = replace(reading, heads=heads, layer=replace(reading.layer, tiles=[_tile(head) for head in heads]))
-        found.append(reading)
-    return found, probed.notes
+        tested.append(reading)
+    return tested, probed.notes
 
 
-def _read(record: LayerRecord, subject: Subject, atlas: Atlas) -> Reading:
+def _read(record: LayerRecord, subject: Subject, atlas: Atlas) -> LayerView:
     sides = (subject.observation.query_tokens(record), subject.observation.key_tokens(record))
     rows, columns = (side.valid[0].nonzero().flatten() for side in sides)
     queries, keys = (_names(side.strings[0], side.valid[0], subject.tokenizer) for side in sides)
@@ -168,11 +170,13 @@ def _read(record: LayerRecord, subject: Subject, atlas: Atlas) -> Reading:
                 heads += heads_of(part, record.index, queries, special, mask, first)
             except InvalidArgument:
                 why_not = "rows of coefficients do not sum to one, so entropy does not apply"
-    told: tuple[HeadSummary, ...] | tuple[HeadRange, ...] = tuple(ranges) if why_not else tuple(heads)
-    return Reading(told, Layer(record.index, record.name, queries, keys, [_tile(head) for head in told]), why_not)
+    summaries: tuple[HeadSummary, ...] | tuple[HeadRange, ...] = tuple(ranges) if why_not else tuple(heads)
+    return LayerView(
+        summaries, Layer(record.index, record.name, queries, keys, [_tile(head) for head in summaries]), why_not
+    )
 
 
-def _notes(readings: Sequence[Reading]) -> list[str]:
+def _notes(readings: Sequence[LayerView]) -> list[str]:
     """Each reason why layers have no entropy, once, with those layers."""
     notes = []
     for why in dict.fromkeys(reading.why_not for reading in readings if reading.why_not):
@@ -206,7 +210,13 @@ def _tile(head: HeadSummary | HeadRange) -> Tile:
         sentence = f"{head.word} from {head.lowest:.3g} to {head.highest:.3g}, rows sum to {head.total:.3g}"
         figures = (f"from {_brief(head.lowest)}", f"to {_brief(head.highest)}")
         return Tile(head.head, head.word, figures, start + sentence)
-    roles = "; ".join(f"{role.name} ({ROLES[role.name]}): {_share(role)}" for role in head.roles) or WORDS[head.focus]
+    roles = (
+        "; ".join(
+            f"{role.name} ({ROLES[role.name]}): {role.score:.2f} of its attention, chance {role.chance:.2f}"
+            for role in head.roles
+        )
+        or WORDS[head.focus]
+    )
     sentence = (
         f"{roles}. Entropy {head.entropy:.2f} nats, {head.normalized_entropy:.0%} of the highest; mean distance "
         f"{head.distance:.1f} tokens"
@@ -217,10 +227,6 @@ def _tile(head: HeadSummary | HeadRange) -> Tile:
 
 
 WORDS = {"broad": "broad: attends nearly evenly to all tokens", UNNAMED: "no role that a test can name"}
-
-
-def _share(role: Role) -> str:
-    return f"{role.score:.2f} of its attention, chance {role.chance:.2f}"
 
 
 def _brief(value: float) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from heedful._errors import CorruptModel, InvalidArgument, Unsupported
 from heedful._files import located
+from heedful._result import plain
 from heedful._text import quantity
 from heedful.bridges.transformers import bare
 from heedful.bridges.watch import Run, watch
@@ -92,21 +93,11 @@ class Observation(Sequence[LayerRecord]):
     def to_dict(self) -> dict[str, Any]:
         """Names, sizes and tokens, without the tensors; JSON types alone."""
         sides = {
-            name: {
-                "tokens": [list(one) for one in side.strings],
-                "special": side.special.tolist(),
-                "valid": side.valid.tolist(),
-            }
+            name: {"tokens": side.strings, "special": side.special, "valid": side.valid}
             for name, side in self._sides.items()
         }
-        layers = [record.to_dict() for record in self]
-        return {
-            "model": self.model,
-            "keep": list(self.keep),
-            "unseen": list(self.unseen),
-            "sides": sides,
-            "layers": layers,
-        }
+        own = {"model": self.model, "keep": self.keep, "unseen": self.unseen, "sides": sides, "layers": self._records}
+        return plain(own)
 
     def to_disk(self, folder: str | Path) -> Path:
         """Writes the observation to a new or empty folder: `observation.json` and safetensors, layers one at a time."""
@@ -119,14 +110,14 @@ class Observation(Sequence[LayerRecord]):
     @staticmethod
     def from_disk(folder: str | Path) -> Observation:
         """Opens a folder that `to_disk` or `observe(..., disk=folder)` wrote; tensors are read when asked for."""
-        told, shared, stored = opened(located(folder))
+        description, shared, stored = opened(located(folder))
         try:
-            keep = tuple(told["keep"])
+            keep = tuple(description["keep"])
             sides = {
                 name: Tokens(
                     tuple(map(tuple, side["tokens"])), torch.tensor(side["special"]), torch.tensor(side["valid"])
                 )
-                for name, side in told["sides"].items()
+                for name, side in description["sides"].items()
             }
             records = [
                 LayerRecord(
@@ -135,9 +126,9 @@ class Observation(Sequence[LayerRecord]):
                     _shared=masks,
                     _tensors=tensors,
                 )
-                for layer, masks, tensors in zip(told["layers"], shared, stored, strict=True)
+                for layer, masks, tensors in zip(description["layers"], shared, stored, strict=True)
             ]
-            return Observation(records, sides, model=told["model"], keep=keep, unseen=told["unseen"])
+            return Observation(records, sides, model=description["model"], keep=keep, unseen=description["unseen"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptModel(f"{located(folder)} does not hold an observation ({error!r}); write it again") from None
 
@@ -217,10 +208,10 @@ def observe(
                 "Some Hugging Face models do so with attn_implementation='sdpa' alone"
             )
         sides = _all_sides(records) | sides
-        made = Observation(records, sides, model=type(model).__name__, keep=keep, output=output, unseen=unseen)
+        observation = Observation(records, sides, model=type(model).__name__, keep=keep, output=output, unseen=unseen)
         if disk is None:
-            return made
-        recorder.shelf.close(made.to_dict(), records)
+            return observation
+        recorder.shelf.close(observation.to_dict(), records)
     reopened = Observation.from_disk(disk)
     reopened.output = output
     return reopened
@@ -228,12 +219,12 @@ def observe(
 
 def _numbers(layers: Any) -> list[int]:
     try:
-        found = [index(at) for at in layers]
+        numbers = [index(at) for at in layers]
     except TypeError:
-        found = []
-    if not found:
+        numbers = []
+    if not numbers:
         raise InvalidArgument(f"layers must be integers, one or more; got {layers!r}")
-    return found
+    return numbers
 
 
 def _all_sides(records: Sequence[LayerRecord]) -> dict[str, Tokens]:

@@ -180,8 +180,8 @@ def _repeat_tests(earlier: Sequence[int]) -> dict[str, Tensor]:
 
 
 def _by_layer(tallies: Mapping[tuple[int, str], Tally]) -> dict[int, list[list[Role]]]:
-    found: dict[int, list[list[Role]]] = {}
+    roles_by_layer: dict[int, list[list[Role]]] = {}
     for layer in dict.fromkeys(layer for layer, _ in tallies):
         columns = [tally.roles(name) for (at, name), tally in tallies.items() if at == layer]
-        found[layer] = [[role for role in roles if role.places] for roles in zip(*columns, strict=True)]
-    return found
+        roles_by_layer[layer] = [[role for role in roles if role.places] for roles in zip(*columns, strict=True)]
+    return roles_by_layer

@@ -165,7 +165,7 @@ def references(observation: Observation, reading: Reading, known: str | None = N
     layers = _layers(observation)
     words = _words(reading, observation.valid.shape[1])
     names = [_plain(word) for word, _ in words]
-    found = []
+    results = []
     for at, (word, places) in enumerate(words):
         if names[at] not in PERSONAL:
             continue
@@ -178,8 +178,8 @@ def references(observation: Observation, reading: Reading, known: str | None = N
         if known is not None:
             earlier = [one for one in earlier if words[one][0] == known]
         if earlier and layers:
-            found.append(_reference(word, at, places[0], words, earlier, layers))
-    return tuple(found)
+            results.append(_reference(word, at, places[0], words, earlier, layers))
+    return tuple(results)
 
 
 def _plain(word: str) -> str:
@@ -196,22 +196,22 @@ def _layers(observation: Observation) -> list[Any]:
 
 def _words(reading: Reading, n: int) -> list[tuple[str, list[int]]]:
     """The words of a text with the places of their tokens, as far as the model read it."""
-    found = []
+    words = []
     for start, end in segments(reading.text):
         places = [at for at, span in enumerate(reading.spans[:n]) if span and start < span[1] and span[0] < end]
         if places:
-            found.append((reading.text[start:end], places))
-    return found
+            words.append((reading.text[start:end], places))
+    return words
 
 
 def _rows(layers: Sequence[Any], query: int) -> dict[tuple[int, int], Tensor]:
     """The weights from one token to all others, by layer and head; those that are no shares of attention are left out."""
-    found: dict[tuple[int, int], Tensor] = {}
+    weights: dict[tuple[int, int], Tensor] = {}
     for record in layers:
         rows = record.weights_of(sequence=0, queries=query).detach().cpu().double()
         if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() <= ROUNDING).all()):
-            found |= {(record.index, head): row for head, row in enumerate(rows)}
-    return found
+            weights |= {(record.index, head): row for head, row in enumerate(rows)}
+    return weights
 
 
 def _visible(record: Any, query: int) -> int:
@@ -271,17 +271,17 @@ def section(subject: Subject) -> Section:
     except HeedfulError as error:
         raise Unsupported(str(error)) from None
     known = KNOWN.get(subject.text)
-    found = references(subject.observation, reading, known and known[0]) or references(subject.observation, reading)
-    if not found:
+    results = references(subject.observation, reading, known and known[0]) or references(subject.observation, reading)
+    if not results:
         raise Unsupported(
             "the text has no English pronoun (it, she, they, ...) with a content word before it, neighbours apart"
         )
-    found = tuple(_compared(one, subject, reading) for one in found[:SHOWN])
+    results = tuple(_compared(one, subject, reading) for one in results[:SHOWN])
     # The report opens with the sentences on the first one.
-    blocks = [block for at, one in enumerate(found) for block in _blocks(one, sentence=at > 0)]
-    data = {"references": [one.to_dict() for one in found]}
-    title = "What the pronouns attend to" if len(found) > 1 else f"What “{found[0].pronoun}” attends to"
-    return Section(title, blocks, data, result=found, findings=_findings(found[0], _unchanged(subject)))
+    blocks = [block for at, one in enumerate(results) for block in _blocks(one, sentence=at > 0)]
+    data = {"references": [one.to_dict() for one in results]}
+    title = "What the pronouns attend to" if len(results) > 1 else f"What “{results[0].pronoun}” attends to"
+    return Section(title, blocks, data, result=results, findings=_findings(results[0], _unchanged(subject)))
 
 
 CAVEAT = "That a head attends to a word does not show that the model takes the pronoun to mean it."
@@ -289,12 +289,12 @@ CHANGE_CAVEAT = "This is one pair of sentences; another pair may differ."
 
 
 def _findings(one: Reference, note: str) -> tuple[Finding, ...]:
-    found = [Finding(one.sentence(), CAVEAT, "pronouns")]
+    findings = [Finding(one.sentence(), CAVEAT, "pronouns")]
     if one.changed():
-        found.append(Finding(one.changed(), CHANGE_CAVEAT, "pronouns"))
+        findings.append(Finding(one.changed(), CHANGE_CAVEAT, "pronouns"))
     elif note:
-        found.append(Finding(note, "The same holds for every word after a pronoun.", "pronouns"))
-    return tuple(found)
+        findings.append(Finding(note, "The same holds for every word after a pronoun.", "pronouns"))
+    return tuple(findings)
 
 
 def _unchanged(subject: Subject) -> str:

@@ -91,13 +91,13 @@ class Tally:
     def roles(self, name: str) -> list[Role]:
         """The test's result for each head."""
         floor = MOST if name in SINKS else FLOOR
-        found = []
+        roles = []
         for score, chance, variance, places in zip(*(part.tolist() for part in self._parts()), strict=True):
             count = max(places, 1)
             random = chance / count
             threshold = max(floor, TIMES * random, random + DEVIATIONS * math.sqrt(max(variance, 0.0)) / count)
-            found.append(Role(name, score / count, random, threshold, int(places)))
-        return found
+            roles.append(Role(name, score / count, random, threshold, int(places)))
+        return roles
 
 
 def measured(weights: Tensor, wanted: Tensor, among: Tensor) -> Tally:

@@ -78,5 +78,5 @@ def sections(subject: Subject, begin: Callable[[str], None] = lambda name: None)
             yield name, " ".join(str(reason).split())
         # One lens that stumbles over a model nobody foresaw must not take the others with it.
         except Exception as error:
-            told = " ".join(f"{type(error).__name__}: {error}".split())
-            yield name, f"this lens failed on this model, which is a fault of heedful's: {told:.200}"
+            problem = " ".join(f"{type(error).__name__}: {error}".split())
+            yield name, f"this lens failed on this model, which is a fault of heedful's: {problem:.200}"

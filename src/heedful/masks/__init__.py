@@ -28,8 +28,8 @@ from heedful.masks._low_rank import low_rank
 from heedful.masks._packed import packed
 from heedful.masks._parts import Parts, parts, split_causal
 from heedful.masks.algebra import (
-    Block,
     Mask,
+    Region,
     beside,
     causal,
     cut,
@@ -42,9 +42,9 @@ from heedful.masks.algebra import (
 )
 
 __all__ = [
-    "Block",
     "Mask",
     "Parts",
+    "Region",
     "beside",
     "blocks",
     "causal",

@@ -10,7 +10,7 @@ from torch import Tensor
 from heedful._checks import is_whole
 from heedful._errors import InvalidArgument
 from heedful.masks._checks import broadcasts, check_boolean
-from heedful.masks.algebra import Block, Mask, _slice
+from heedful.masks.algebra import Mask, Region, _slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class _Blocks(Mask):
                 f"= {shape} it must broadcast to {(*shape[:-2], *count)}, the last two axes as they are"
             )
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         batch = self.keep.dim() - 2
         keep = _slice(self.keep.to(at.device), at.lead[len(at.lead) - batch :])
         rows, cols = self.size

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful.masks._checks import broadcasts
-from heedful.masks.algebra import Block, Mask
+from heedful.masks.algebra import Mask, Region
 from heedful.masks.factors import Factors
 
 
@@ -35,7 +35,7 @@ class _LowRank(Mask):
                     f"first axes broadcast to {shape[:-2]}, for (*leading, queries, keys) = {shape}"
                 )
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         return torch.ones(1, 1, dtype=torch.bool, device=at.device)
 
     def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from heedful._errors import InvalidArgument
 from heedful._runtime import readable
 from heedful.masks._checks import to_tensor
-from heedful.masks.algebra import Block, Mask, Range
+from heedful.masks.algebra import Mask, Range, Region
 
 # Positions outside every sequence: a query there and a key there differ from all others and from each other.
 NO_QUERY, NO_KEY = -1, -2
@@ -25,12 +25,12 @@ class _Packed(Mask):
     key_bounds: Tensor  # [sequences + 1]
     known: tuple[list[int], list[int]] | None  # the same as numbers; None where they could only be had by waiting
 
-    def ids(self, at: Block) -> tuple[Tensor, Tensor]:
+    def ids(self, at: Region) -> tuple[Tensor, Tensor]:
         """Which sequence each of a block's queries and keys belongs to."""
         queries = _sequence(self.query_bounds.to(at.device), torch.arange(*at.rows, device=at.device), NO_QUERY)
         return queries, _sequence(self.key_bounds.to(at.device), torch.arange(*at.cols, device=at.device), NO_KEY)
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         queries, keys = self.ids(at)
         return queries[:, None] == keys
 

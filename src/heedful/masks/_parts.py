@@ -10,7 +10,7 @@ from torch import Tensor
 
 from heedful.masks._blocks import _Blocks
 from heedful.masks._packed import _Packed
-from heedful.masks.algebra import Block, Mask, _And, _Causal, _Document, _offset, _Padding, _Window
+from heedful.masks.algebra import Mask, Region, _And, _Causal, _Document, _offset, _Padding, _Window
 
 
 class Parts(NamedTuple):
@@ -41,7 +41,7 @@ def parts(mask: Mask | None, shape: Sequence[int], device: torch.device | str = 
         return Parts()
     grid = tuple(shape)
     mask.check(grid)
-    at = Block.whole(grid, torch.device(device))
+    at = Region.whole(grid, torch.device(device))
     limits = Parts()
     for one in _joined_by_and(mask.hiding):
         limits = _tightened(limits, one, at)
@@ -54,7 +54,7 @@ def _joined_by_and(mask: Mask | None) -> list[Mask]:
     return [*_joined_by_and(mask.left), *_joined_by_and(mask.right)] if type(mask) is _And else [mask]
 
 
-def _tightened(limits: Parts, mask: Mask, at: Block) -> Parts:
+def _tightened(limits: Parts, mask: Mask, at: Region) -> Parts:
     """The parts with one more mask that is no `&`."""
     if isinstance(mask, _Causal):
         return _between(limits, None, _offset(mask.align, at.shape))
@@ -92,7 +92,7 @@ def _shorter(one: Tensor, other: Tensor) -> Tensor:
     return torch.minimum(one, other)
 
 
-def _ids(mask: Mask, at: Block) -> tuple[Tensor, Tensor] | None:
+def _ids(mask: Mask, at: Region) -> tuple[Tensor, Tensor] | None:
     """What says by being equal who sees whom, as integers."""
     if isinstance(mask, _Packed):
         return mask.ids(at)

@@ -26,7 +26,7 @@ Range = tuple[int, int]
 """From the first to behind the last; plain numbers, so that a compiled graph may leave them open."""
 
 
-class Block(NamedTuple):
+class Region(NamedTuple):
     """A piece of the grid of pairs: ranges of the leading axes, of the queries and of the keys, out of `shape`."""
 
     lead: tuple[Range, ...]
@@ -36,9 +36,9 @@ class Block(NamedTuple):
     device: torch.device
 
     @staticmethod
-    def whole(shape: Sequence[int], device: torch.device) -> Block:
+    def whole(shape: Sequence[int], device: torch.device) -> Region:
         *lead, queries, keys = shape
-        return Block(tuple((0, size) for size in lead), (0, queries), (0, keys), tuple(shape), device)
+        return Region(tuple((0, size) for size in lead), (0, queries), (0, keys), tuple(shape), device)
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Mask:
         """The mask without what only adds to scores; None where it hides nothing."""
         return self
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         """True where the query may attend to the key; broadcastable to the block's shape."""
         raise NotImplementedError
 
@@ -85,11 +85,11 @@ class Mask:
     def dense(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """The mask written out, broadcastable to `shape` = (*leading, queries, keys)."""
         self.check(tuple(shape))
-        return self.block(Block.whole(shape, torch.device(device)))
+        return self.block(Region.whole(shape, torch.device(device)))
 
     def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Which queries may attend to a marked key: `[..., K]` booleans to `[..., Q]`, or `[..., 1]` for all alike."""
-        whole = Block.whole(shape, marked.device)
+        whole = Region.whole(shape, marked.device)
         if self.same_for_every_query:
             return (self.block(whole)[..., 0, :] & marked).any(dim=-1, keepdim=True)
         blocks = []
@@ -100,7 +100,7 @@ class Mask:
 
     def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
         """Keys `[..., K]` that some query may attend to; None where that is all of them."""
-        whole = Block.whole(shape, device)
+        whole = Region.whole(shape, device)
         if self.same_for_every_query:
             seen = self.block(whole)[..., 0, :]
             return seen.expand(*seen.shape[:-1], shape[-1])
@@ -125,7 +125,7 @@ class _Causal(Mask):
 
     align: Align = "start"
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         return at.col_index() <= at.row_index() + _offset(self.align, at.shape)
 
     def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
@@ -146,7 +146,7 @@ class _Window(Mask):
     after: int
     align: Align = "start"
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         ahead = at.col_index() - at.row_index() - _offset(self.align, at.shape)
         return (ahead >= -self.before) & (ahead <= self.after)
 
@@ -168,7 +168,7 @@ class _Keys(Mask):
     def check(self, shape: tuple[int, ...]) -> None:
         check_fit("keys", self.keep, shape, (shape[-1],), "(batch, keys)")
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         return _along_batch(self.keep, at, at.cols)[..., None, :]
 
 
@@ -181,7 +181,7 @@ class _Padding(Mask):
     def check(self, shape: tuple[int, ...]) -> None:
         check_fit("padding", self.lengths, shape, (), "(batch,)")
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         return at.col_index() < _along_batch(self.lengths[..., None], at, (0, 1))[..., None, :]
 
     def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
@@ -197,7 +197,7 @@ class _Document(Mask):
         check_fit("document", self.query_ids, shape, (shape[-2],), "(batch, queries)")
         check_fit("document", self.key_ids, shape, (shape[-1],), "(batch, keys)")
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         queries = _along_batch(self.query_ids, at, at.rows)[..., :, None]
         return queries == _along_batch(self.key_ids, at, at.cols)[..., None, :]
 
@@ -221,7 +221,7 @@ class _Dense(Mask):
                 f"(*leading, queries, keys) = {shape}"
             )
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         keep = cut(self.keep, at)
         # NaN hides nothing: it is part of a score that is not a number.
         return keep if keep.dtype == torch.bool else ~(keep <= max(LOWEST, torch.finfo(keep.dtype).min))
@@ -252,7 +252,7 @@ class _And(Mask):
     def same_for_every_query(self) -> bool:  # type: ignore[override]
         return self.left.same_for_every_query and self.right.same_for_every_query
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         return self.left.block(at) & self.right.block(at)
 
     def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
@@ -263,7 +263,7 @@ class _And(Mask):
     def reach(self, marked: Tensor, shape: tuple[int, ...]) -> Tensor:
         for one, other in ((self.left, self.right), (self.right, self.left)):
             if one.same_for_every_query:
-                return other.reach(marked & one.block(Block.whole(shape, marked.device))[..., 0, :], shape)
+                return other.reach(marked & one.block(Region.whole(shape, marked.device))[..., 0, :], shape)
         return super().reach(marked, shape)
 
     def seen_keys(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
@@ -289,7 +289,7 @@ class _Or(Mask):
     def same_for_every_query(self) -> bool:  # type: ignore[override]
         return self.left.same_for_every_query and self.right.same_for_every_query
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         return self.left.block(at) | self.right.block(at)
 
     def span(self, rows: Range, shape: tuple[int, ...]) -> Range:
@@ -312,7 +312,7 @@ class _Not(Mask):
     def same_for_every_query(self) -> bool:  # type: ignore[override]
         return self.inner.same_for_every_query
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         return ~self.inner.block(at)
 
     def check(self, shape: tuple[int, ...]) -> None:
@@ -357,7 +357,7 @@ class _Beside(Mask):
             if part is not None:
                 part.check((*shape[:-1], count))
 
-    def block(self, at: Block) -> Tensor:
+    def block(self, at: Region) -> Tensor:
         parts = []
         for part, start, count in ((self.left, 0, self.keys), (self.right, self.keys, self.extra)):
             first, last = (min(max(edge - start, 0), count) for edge in at.cols)
@@ -419,17 +419,17 @@ def beside(left: Mask | None, keys: int, right: Mask | None, extra: int) -> Mask
     return None if left is None and right is None else _Beside(left, keys, right, extra)
 
 
-def cut(tensor: Tensor, at: Block) -> Tensor:
+def cut(tensor: Tensor, at: Region) -> Tensor:
     """The block of a tensor that broadcasts to (*leading, queries, keys)."""
     return _slice(tensor, (*at.lead, at.rows, at.cols)[len(at.lead) + 2 - tensor.dim() :])
 
 
-def cut_along(tensor: Tensor, at: Block, along: Range) -> Tensor:
+def cut_along(tensor: Tensor, at: Region, along: Range) -> Tensor:
     """The block of a tensor `[..., n, R]` of queries or of keys, whose first axes broadcast to the leading ones."""
     return _slice(tensor, (*at.lead[len(at.lead) + 2 - tensor.dim() :], along))
 
 
-def _along_batch(tensor: Tensor, at: Block, last: Range) -> Tensor:
+def _along_batch(tensor: Tensor, at: Region, last: Range) -> Tensor:
     """`[batch..., n]` cut and given the leading axes it lacks, so that `[..., None, :]` broadcasts to the block."""
     batch = tensor.dim() - 1
     tensor = _slice(tensor.to(at.device), (*at.lead[:batch], last))
@@ -448,7 +448,7 @@ def _offset(align: Align, shape: tuple[int, ...]) -> int:
     return shape[-1] - shape[-2] if align == "end" else 0
 
 
-def some_rows(whole: Block) -> Iterator[Block]:
+def some_rows(whole: Region) -> Iterator[Region]:
     """The grid by blocks of rows, each of a size that can be written out."""
     queries, keys = whole.shape[-2:]
     count = max(1, 2**22 // max(1, torch.Size(whole.shape[:-2]).numel() * keys))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heedful.kernels import Kernel
-from heedful.masks import Block, Mask, cut
+from heedful.masks import Mask, Region, cut
 from heedful.masks.algebra import cut_along
 from heedful.masks.factors import Factors
 
@@ -44,14 +44,14 @@ class Request(NamedTuple):
             return x
         return x.repeat_interleave(self.query.shape[-3] // x.shape[axis], dim=axis)
 
-    def visible(self, at: Block | None = None) -> tuple[Tensor | None, Tensor | None]:
+    def visible(self, at: Region | None = None) -> tuple[Tensor | None, Tensor | None]:
         """Where a block's rows may attend, and what is added to their scores; of the whole grid by default."""
         if self.mask is None and self.factors is None:
             return None, None
-        keep, bias, factors = self.cut(Block.whole(self.shape, self.query.device) if at is None else at)
+        keep, bias, factors = self.cut(Region.whole(self.shape, self.query.device) if at is None else at)
         return keep, added(bias, factors, wide(self.query.dtype))
 
-    def cut(self, at: Block) -> tuple[Tensor | None, Tensor | None, Factors | None]:
+    def cut(self, at: Region) -> tuple[Tensor | None, Tensor | None, Factors | None]:
         """A block of the mask, of the bias, and of the factors."""
         keep = None if self.mask is None else self.mask.block(at)
         bias = None if self.bias is None else cut(self.bias, at)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heedful import masks
 from heedful._runtime import readable
-from heedful.masks import Block, Mask, cut
+from heedful.masks import Mask, Region, cut
 from heedful.masks.algebra import some_rows
 from heedful.ops.request import Request
 
@@ -59,7 +59,7 @@ def _only(vectors: Tensor, wanted: Tensor | None) -> Tensor:
 def _reads_nan(mask: Mask, bias: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Queries `[..., Q]` to whose scores the mask adds NaN at a place that they see."""
     blocks = []
-    for at in some_rows(Block.whole(shape, bias.device)):
+    for at in some_rows(Region.whole(shape, bias.device)):
         read = (mask.block(at) & cut(bias, at).isnan()).any(dim=-1)
         blocks.append(read.expand(*read.shape[:-1], at.rows[1] - at.rows[0]))
     return torch.cat(blocks, dim=-1)

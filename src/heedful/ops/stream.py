@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from heedful.kernels import Kernel
-from heedful.masks import Block, cut
+from heedful.masks import Region, cut
 from heedful.masks.algebra import Range, cut_along
 from heedful.ops import reference
 from heedful.ops.request import Cost, Implementation, Request, added, wide
@@ -72,7 +72,7 @@ class _Stream(torch.autograd.Function):
         return None, None, *totals
 
 
-def _add_block(ctx: Any, saved: list[Any], totals: list[Any], gradient: Tensor, at: Block) -> None:
+def _add_block(ctx: Any, saved: list[Any], totals: list[Any], gradient: Tensor, at: Region) -> None:
     """Adds a block's share to the gradients, each to the part of it that the block reads."""
     request = _with(ctx, saved)
     needs = [total is not None for total in totals]
@@ -140,7 +140,7 @@ def _traceable(request: Request) -> Tensor:
 
 
 def _rows(
-    request: Request, at: Block, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
+    request: Request, at: Region, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
 ) -> Tensor:
     """One block, of the request's tensors or of given pieces of them."""
     if query is None or key is None or value is None:
@@ -149,7 +149,7 @@ def _rows(
     return reference.rows(kernel, query, key, value, *request.visible(at), request.dropout_p)
 
 
-def _pieces(request: Request, at: Block) -> list[Tensor]:
+def _pieces(request: Request, at: Region) -> list[Tensor]:
     ranges = zip((request.query, request.key, request.value), (at.rows, at.cols, at.cols), strict=True)
     return [_narrow(x, at.lead, along) for x, along in ranges]
 
@@ -161,7 +161,7 @@ def _narrow(x: Tensor, lead: tuple[Range, ...], along: Range) -> Tensor:
     return x
 
 
-def _blocks(request: Request) -> Iterator[Block]:
+def _blocks(request: Request) -> Iterator[Region]:
     """Pieces of the grid of about `BLOCK` pairs: leading axes kept whole while LEAST_ROWS rows of them fit."""
     *lead, queries, keys = request.shape
     budget = BLOCK.get(request.query.device.type, BLOCK["cpu"])
@@ -176,7 +176,7 @@ def _blocks(request: Request) -> Iterator[Block]:
         start = 0
         while start < queries:
             stop, span = _reach(request, start, budget // max(1, width))
-            yield Block(cuts, (start, stop), span, request.shape, request.query.device)
+            yield Region(cuts, (start, stop), span, request.shape, request.query.device)
             start = stop
 
 
@@ -212,7 +212,7 @@ def _join(parts: list[Tensor], lead: tuple[int, ...]) -> Tensor:
     return parts[0]
 
 
-def _of_heads(kernel: Kernel, at: Block, shape: tuple[int, ...]) -> Kernel:
+def _of_heads(kernel: Kernel, at: Region, shape: tuple[int, ...]) -> Kernel:
     """The kernel of the heads in a block."""
     if not at.lead or at.lead[-1] == (0, shape[-3]):
         return kernel

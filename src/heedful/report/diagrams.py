@@ -136,7 +136,7 @@ def _off(at: Points, sizes: Points, lines: NDArray[np.int64]) -> Points:
     return moved
 
 
-def _pack(blocks: list[tuple[list[int], Points]], sizes: Points, found: Points) -> None:
+def _pack(blocks: list[tuple[list[int], Points]], sizes: Points, middles: Points) -> None:
     """Parts that no edge joins, side by side in rows no wider than the largest, or than a square of all would be."""
     boxes = []
     for nodes, at in blocks:
@@ -148,7 +148,7 @@ def _pack(blocks: list[tuple[list[int], Points]], sizes: Points, found: Points) 
     for nodes, at, size in boxes:
         if x > 0 and x + size[0] > limit:
             x, y, row = 0.0, y + row + 2 * GAP, 0.0
-        found[nodes] = at + np.array([x, y])
+        middles[nodes] = at + np.array([x, y])
         x, row = x + size[0] + 2 * GAP, max(row, float(size[1]))
 
 

@@ -123,7 +123,7 @@ def layout(
 
     ranked = sorted(marks, key=lambda pair: (*worth(pair), pair[1] - pair[0], pair[0]))
     strong = set(ranked[: _readable([worth(pair) for pair in ranked], count)])
-    drawn = ranked[:ARCS]
+    arcs_shown = ranked[:ARCS]
     column = EDGE + min(WIDEST, max((wide(name) for name in names), default=0.0) + 14)
     ports = _ports(count, strong)
     boxes, top = [], EDGE
@@ -135,14 +135,14 @@ def layout(
         top += room + GAP
     places = {(node, edge): boxes[node].middle + _apart(own) * (at - (len(own) - 1) / 2)
               for node, own in enumerate(ports) for at, edge in enumerate(own)}  # fmt: skip
-    pale = _ports(count, set(drawn) - strong)
+    pale = _ports(count, set(arcs_shown) - strong)
     for node, own in enumerate(pale):
         for at, edge in enumerate(own):
             start, room = boxes[node].rail
             places[node, edge] = start + room * (at + 1) / (len(own) + 1)
-    longest = max((places[b, (a, b)] - places[a, (a, b)] for a, b in drawn), default=1.0)
+    longest = max((places[b, (a, b)] - places[a, (a, b)] for a, b in arcs_shown), default=1.0)
     arcs = []
-    for a, b in sorted(drawn):
+    for a, b in sorted(arcs_shown):
         span = places[b, (a, b)] - places[a, (a, b)]
         # Long arcs reach further, but not in proportion: short ones must still be seen as arcs.
         reach = 16 + (REACH - 16) * (span / max(longest, 8 * ROW)) ** 0.75
@@ -150,7 +150,7 @@ def layout(
         arcs.append(Arc(a, b, *marks[a, b], *ends, reach, (a, b) in strong))
     across = column + LEAD + 0.75 * max((arc.reach for arc in arcs), default=0.0) + EDGE
     return Layout(
-        max(across, column + 90), top - GAP + EDGE, column, tuple(boxes), tuple(arcs), len(ranked) - len(drawn)
+        max(across, column + 90), top - GAP + EDGE, column, tuple(boxes), tuple(arcs), len(ranked) - len(arcs_shown)
     )
 
 
@@ -225,36 +225,36 @@ def plot(
     >>> [text.get_text() for text in ax.texts][:2]
     ['a', 'b']
     """
-    drawn = layout(names, edges, highlight, target)
-    high = drawn.height + (46 if legend else 0)
-    across = max(drawn.width, 300 if legend else 0)
+    graph = layout(names, edges, highlight, target)
+    high = graph.height + (46 if legend else 0)
+    across = max(graph.width, 300 if legend else 0)
     ax = axes(ax, size=(across / 72, high / 72))
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
-    for arc in sorted(drawn.arcs, key=lambda one: one.strong):
-        start, far = drawn.column + (LEAD if arc.strong else 0), drawn.column + LEAD + arc.reach
-        points = [(drawn.column, arc.y_a), (start, arc.y_a), (far, arc.y_a), (far, arc.y_b), (start, arc.y_b),
-                  (drawn.column, arc.y_b)]  # fmt: skip
+    for arc in sorted(graph.arcs, key=lambda one: one.strong):
+        start, far = graph.column + (LEAD if arc.strong else 0), graph.column + LEAD + arc.reach
+        points = [(graph.column, arc.y_a), (start, arc.y_a), (far, arc.y_a), (far, arc.y_b), (start, arc.y_b),
+                  (graph.column, arc.y_b)]  # fmt: skip
         path = Path(points, [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO])
         colour, dashes = look(arc.at_a, arc.at_b)
-        alpha, line = (1.0, 1.4) if arc.strong else (drawn.paleness, 0.6)
+        alpha, line = (1.0, 1.4) if arc.strong else (graph.paleness, 0.6)
         ax.add_patch(PathPatch(path, fc="none", ec=colour, lw=line, alpha=alpha, ls=dashes if arc.strong else "-"))
         if arc.strong:
             for mark, y in ((arc.at_a, arc.y_a), (arc.at_b, arc.y_b)):
-                end_mark(ax, mark, (drawn.column + 0.5, y), (drawn.column + 9, y), colour)
-    for box in drawn.boxes:
+                end_mark(ax, mark, (graph.column + 0.5, y), (graph.column + 9, y), colour)
+    for box in graph.boxes:
         face, edge, text = (COLOURS[name] for name in FILLS[box.role])
-        ax.add_patch(FancyBboxPatch((EDGE, box.top), drawn.column - EDGE, box.height,
+        ax.add_patch(FancyBboxPatch((EDGE, box.top), graph.column - EDGE, box.height,
                                     boxstyle="round,pad=0,rounding_size=4", fc=face, ec=edge, lw=0.8))  # fmt: skip
         if box.rail[1] > box.height:
-            ax.plot([drawn.column] * 2, [box.rail[0], sum(box.rail)], color=edge, lw=0.8, zorder=1)
+            ax.plot([graph.column] * 2, [box.rail[0], sum(box.rail)], color=edge, lw=0.8, zorder=1)
         # A dollar sign would begin mathematics.
         ax.text(
-            drawn.column - 6, box.middle, box.label, ha="right", va="center", fontsize=8.5, color=text, parse_math=False
+            graph.column - 6, box.middle, box.label, ha="right", va="center", fontsize=8.5, color=text, parse_math=False
         )
     if legend:
-        key_on(ax, [(EDGE + 140 * (at % 2), drawn.height + 12 + 18 * (at // 2)) for at in range(len(KEY))])
+        key_on(ax, [(EDGE + 140 * (at % 2), graph.height + 12 + 18 * (at // 2)) for at in range(len(KEY))])
     ax.set(xlim=(0, across), ylim=(high, 0), aspect="equal")
     ax.axis("off")
     return ax

@@ -103,8 +103,8 @@ def _templates() -> Any:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
-    made = Environment(loader=FunctionLoader(resource), autoescape=True, undefined=StrictUndefined)
-    made.globals |= {
+    environment = Environment(loader=FunctionLoader(resource), autoescape=True, undefined=StrictUndefined)
+    environment.globals |= {
         "is_numeric": is_numeric,
         "maps_of": maps.drawn,
         "next": next,
@@ -112,7 +112,7 @@ def _templates() -> Any:
         "slug": lambda word: "is-" + "-".join(word.split()),
         "stroke": lambda at: Markup(stroke([(0, 4), (32, 4)], at)),
     }
-    return made
+    return environment
 
 
 def _picture(block: Graph) -> SimpleNamespace:

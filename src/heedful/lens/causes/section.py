@@ -56,15 +56,15 @@ def section(subject: Subject) -> Section:
     text = _beginning(subject, notes)
     explainer = CausalExplainer(model, subject.tokenizer, task=kind, max_calls=CALLS)
     try:
-        found = explainer.explain(text, progress=subject.progress)
+        explanation = explainer.explain(text, progress=subject.progress)
     except InvalidArgument as error:
         raise Unsupported(str(error)) from None
-    data = found.to_dict()
+    data = explanation.to_dict()
     # Every test of a long text would be most of the JSON; `explain` gives them.
     data["pag"] = {name: value for name, value in data["pag"].items() if name not in ("tests", "sepsets")}
-    content = [Prose(str(found), style="verbatim", shown="terminal"), *blocks(found), *map(Note, notes)]
-    finding = Finding(headline(found), CAVEAT, "causes")
-    return Section("Causes", content, data | {"notes": notes}, result=found, findings=(finding,))
+    content = [Prose(str(explanation), style="verbatim", shown="terminal"), *blocks(explanation), *map(Note, notes)]
+    finding = Finding(headline(explanation), CAVEAT, "causes")
+    return Section("Causes", content, data | {"notes": notes}, result=explanation, findings=(finding,))
 
 
 def _asked(subject: Subject) -> tuple[Any, str]:

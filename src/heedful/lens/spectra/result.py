@@ -128,15 +128,15 @@ class Spectrum(Result):
 
     def select(self, name: str | None = None, layer: int | None = None, head: int | None = None) -> Spectrum:
         """The matrices of this name, layer and head; an error where there are none."""
-        asked = {"name": name, "layer": layer, "head": head}
-        wanted = {field: value for field, value in asked.items() if value is not None}
-        found = tuple(one for one in self if all(getattr(one, field) == value for field, value in wanted.items()))
-        if not found:
+        choice = {"name": name, "layer": layer, "head": head}
+        wanted = {field: value for field, value in choice.items() if value is not None}
+        matrices = tuple(one for one in self if all(getattr(one, field) == value for field, value in wanted.items()))
+        if not matrices:
             asking = ", ".join(f"{field} {value!r}" for field, value in wanted.items())
             raise InvalidArgument(
                 f"no matrix with {asking}; there are {', '.join(self.names)} in layers {list(self.layers)}"
             )
-        return replace(self, matrices=found)
+        return replace(self, matrices=matrices)
 
     def beside(self, other: Spectrum, label: str) -> Spectrum:
         """This spectrum and another one, whose names get a label: an ablation beside what it was taken from.
@@ -206,8 +206,8 @@ class Spectrum(Result):
         return f"Spectrum({', '.join(self.names)}: {quantity(len(self), 'matrix', 'matrices')})"
 
 
-def mean_curve(found: Spectrum) -> list[float]:
+def mean_curve(spectrum: Spectrum) -> list[float]:
     """The mean of the cumulative curves; one that ends before the others stays at one."""
-    curves = [one.cumulative(found.power) for one in found]
+    curves = [one.cumulative(spectrum.power) for one in spectrum]
     longest = max(map(len, curves))
     return [sum(curve[at] if at < len(curve) else 1.0 for curve in curves) / len(curves) for at in range(longest)]

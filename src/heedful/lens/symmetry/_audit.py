@@ -89,11 +89,11 @@ class Audit(Result):
         sizes = [min(max(r.largest, 1e-18), 10.0) for r in shown.values()]
         colors = ["tab:blue" if r.passed else "tab:orange" for r in shown.values()]
         bars = ax.barh([f"{check} ({r.outcome})" for check, r in shown.items()], sizes, color=colors)
-        told = [
+        labels = [
             "" if r.largest <= 10 else f"{r.largest:.2g}" if isfinite(r.largest) else "not finite"
             for r in shown.values()
         ]
-        ax.bar_label(bars, told)
+        ax.bar_label(bars, labels)
         ax.set(xscale="log", xlabel="largest relative error", title=f"Symmetries of {self.name}")
         return ax
 
@@ -105,8 +105,8 @@ class Audit(Result):
         ]
         for check, report in self.reports.items():
             if isinstance(report, InformationReport):
-                told = "any tried" if report.passed else report.verdict.split("BROKEN")[1].lstrip(",; ")
-                lines.append(f"  {'length':<10} {'':<24} {'holds' if report.passed else 'BROKEN':<9} {told}")
+                outcome = "any tried" if report.passed else report.verdict.split("BROKEN")[1].lstrip(",; ")
+                lines.append(f"  {'length':<10} {'':<24} {'holds' if report.passed else 'BROKEN':<9} {outcome}")
                 continue
             verdict = "BROKEN" if report.outcome == "broken" else report.outcome
             name = check if report.symmetry == "embedding" else report.group

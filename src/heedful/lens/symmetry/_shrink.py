@@ -42,8 +42,8 @@ def shrink(run: Run, failed: list[Trial], group: str, symmetry: str, free: bool)
     start = min(failed, key=lambda trial: (len(trial.x), trial.x.numel()))
     best = _simplified(start, attempt) if free else start
     sources = [best, *(trial for trial in failed if trial is not start)][:SOURCES]
-    found = next(_with_simple_moves(sources, group, symmetry, attempt), best)
-    return _simplified(found, attempt) if free else found
+    simplest = next(_with_simple_moves(sources, group, symmetry, attempt), best)
+    return _simplified(simplest, attempt) if free else simplest
 
 
 def _with_simple_moves(
@@ -80,14 +80,14 @@ def _simplified(trial: Trial, attempt: Callable[[Move, Tensor, Tensor | None], T
     """Fewer rows of X, fewer of Z, then rounder numbers, each kept if the trial still fails clearly."""
     for rows in range(1, len(trial.x)):
         smaller = _restricted(trial.move, rows)
-        found = attempt(smaller, trial.x[:rows], trial.z) if smaller is not None else None
-        if found is not None:
-            trial = found
+        smaller_trial = attempt(smaller, trial.x[:rows], trial.z) if smaller is not None else None
+        if smaller_trial is not None:
+            trial = smaller_trial
             break
     for rows in range(1, 0 if trial.z is None else len(trial.z)):
-        found = attempt(trial.move, trial.x, trial.z[:rows]) if trial.z is not None else None
-        if found is not None:
-            trial = found
+        smaller_trial = attempt(trial.move, trial.x, trial.z[:rows]) if trial.z is not None else None
+        if smaller_trial is not None:
+            trial = smaller_trial
             break
     for rounder in (_whole, _one_hot):
         z = None if trial.z is None else rounder(trial.z)

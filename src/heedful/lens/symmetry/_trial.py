@@ -161,16 +161,16 @@ class Test:
         along a line leave of a smooth function next to nothing, and independent errors whole.
         """
         generator = torch.Generator().manual_seed(0)
-        given = [trial.x] if trial.z is None else [trial.x, trial.z]
+        inputs = [trial.x] if trial.z is None else [trial.x, trial.z]
         lines = []
-        for t in given:
+        for t in inputs:
             # Every number moves by half a step at least, up or down.
             tilt = (0.5 + torch.rand(t.shape, generator=generator, dtype=t.dtype)) * step
             lines.append(tilt * (2.0 * torch.randint(2, t.shape, generator=generator) - 1.0))
         move, rows = trial.move, []
         turns = self.callee.roles and isinstance(move, Turn) and not move.exact
         for at in range(POINTS):
-            near = [t + (at - POINTS / 2) * line for t, line in zip(given, lines, strict=True)]
+            near = [t + (at - POINTS / 2) * line for t, line in zip(inputs, lines, strict=True)]
             if turns:
                 # Parameters round when they are turned, and alike for all inputs: the turn has to vary as well.
                 move = cast(Turn, trial.move).tilted((at - POINTS / 2) * step / trial.unit)
@@ -221,10 +221,10 @@ class Test:
         # Large logits that differ in the last digit tie as well.
         tied = trial.kind in (WHOLE, EQUAL)
         step = max(2 * eps, min(eps**0.5, 1e-3)) if tied else 2 * eps
-        given = [trial.x] if trial.z is None else [trial.x, trial.z]
+        inputs = [trial.x] if trial.z is None else [trial.x, trial.z]
         unit = step * _scale(trial.x)
         values = [
-            self.callee(*(t + unit * torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in given))  # type: ignore[arg-type]
+            self.callee(*(t + unit * torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs))  # type: ignore[arg-type]
             for _ in range(6)
         ]
         finite = all(value.shape == values[0].shape and bool(value.isfinite().all()) for value in values)

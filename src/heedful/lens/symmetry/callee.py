@@ -41,7 +41,8 @@ class Callee:
         self.module = f if isinstance(f, nn.Module) else None
         self.name = getattr(f, "__name__", type(f).__name__)
         self.arguments = dict(arguments or {})
-        self.batched = self._wants_batch() if batched is None else batched
+        wants = self.module is not None and all(getattr(m, "batch_first", True) for m in self.module.modules())
+        self.batched = wants if batched is None else batched
         tensors = [] if self.module is None else [*self.module.parameters(), *self.module.buffers()]
         floating = [t for t in tensors if t.is_floating_point()]
         self.dtype = dtype or (floating[0].dtype if floating else torch.float64)
@@ -58,23 +59,20 @@ class Callee:
             # Buffers may be written to; the module's own must stay as they are.
             self._buffers = {name: b.detach().clone() for name, b in self.module.named_buffers()}
 
-    def _wants_batch(self) -> bool:
-        return self.module is not None and all(getattr(m, "batch_first", True) for m in self.module.modules())
-
     def _checked(self, roles: Roles) -> dict[str, Role]:
         """Parameter name -> role, from names or patterns."""
         if roles and self.module is None:
             raise InvalidArgument("roles are of the parameters of a module; a function has none, pass them to it as z")
         names = list(self.shapes)
-        found: dict[str, Role] = {}
+        valid: dict[str, Role] = {}
         for pattern, role in roles.items():
             if role not in ROLES:
                 raise InvalidArgument(f"the role of {pattern} must be one of {', '.join(ROLES)}; got {role!r}")
             matched = [name for name in names if fnmatchcase(name, pattern)]
             if not matched:
                 raise InvalidArgument(f"roles name {pattern!r}, but {self.name} has {', '.join(names) or 'none'}")
-            found |= dict.fromkeys(matched, role)
-        return found
+            valid |= dict.fromkeys(matched, role)
+        return valid
 
     def check_width(self, d: int) -> None:
         """Refuses roles whose parameters are not d wide where they should be."""
@@ -92,16 +90,16 @@ class Callee:
         except HeedfulError:
             raise
         except (Exception, SystemExit) as error:
-            said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            message = "; ".join([str(error), *getattr(error, "__notes__", ())])
             shapes = f"x of shape {tuple(x.shape)}" + ("" if z is None else f" and z of shape {tuple(z.shape)}")
             raise InvalidArgument(
                 f"{self.name} raised {type(error).__name__} for {shapes}{' and a batch axis' * self.batched}: "
-                f"{' '.join(said.split())[:300]}. Try batched={not self.batched}, or another n or d, or sampler=..."
+                f"{' '.join(message.split())[:300]}. Try batched={not self.batched}, or another n or d, or sampler=..."
             ) from error
 
     def _call(self, x: Tensor, z: Tensor | None, moves: tuple[Move, ...]) -> Tensor:
-        given = [x] if z is None else [x, z]
-        tensors = [t.to(self.device, self.dtype, copy=True) for t in given]
+        vectors = [x] if z is None else [x, z]
+        tensors = [t.to(self.device, self.dtype, copy=True) for t in vectors]
         tensors = [t[None] for t in tensors] if self.batched else tensors
         if self.module is not None:
             inputs = (tensors[0], tensors[-1], tensors[-1]) if self._thrice else tuple(tensors)
@@ -122,8 +120,8 @@ class Callee:
                     raise error from None
                 self._numpy = True
         self._probed = True
-        found = self._tensor(out)
-        return found[0] if self.batched and found.shape[:1] == (1,) else found
+        tensor = self._tensor(out)
+        return tensor[0] if self.batched and tensor.shape[:1] == (1,) else tensor
 
     def _state(self, moves: tuple[Move, ...]) -> dict[str, Tensor]:
         assert self.module is not None

@@ -117,14 +117,14 @@ def recover_coefficients(
     if z is not None and z.shape[-1] != x.shape[-1]:
         raise InvalidArgument(f"z of shape {tuple(z.shape)}, expected (k, {x.shape[-1]}) to go with x")
     with undisturbed(f):
-        found = recover(callee, x, z)
-    if found.vacuous:
+        result = recover(callee, x, z)
+    if result.vacuous:
         warnings.warn(
             f"vacuous: {len(x) + (0 if z is None else len(z))} vectors span all of R^{x.shape[-1]}, so any output is a combination of "
             "them; take fewer than d",
             stacklevel=2,
         )
-    return found
+    return result
 
 
 def coefficient_function(
@@ -187,15 +187,15 @@ def symmetrize(
     if group == "translation":
         raise InvalidArgument("translations have no average; subtract the mean token and add it to the output instead")
     check_whole(samples=samples)
-    drawn: dict[int, list[Tensor]] = {}
+    elements: dict[int, list[Tensor]] = {}
 
     def averaged(*inputs: Tensor) -> Tensor:
         d = inputs[0].shape[-1]
-        if d not in drawn:
+        if d not in elements:
             generator = torch.Generator().manual_seed(seed)
             signs = [-1 if at % 2 and group != "SO" else 1 for at in range(samples)]
-            drawn[d] = [draw(group, d, generator, sign).data for sign in signs]
-        turns = [matrix.to(inputs[0]) for matrix in drawn[d]]
+            elements[d] = [draw(group, d, generator, sign).data for sign in signs]
+        turns = [matrix.to(inputs[0]) for matrix in elements[d]]
         outputs = (f(*(rows @ q.mT for rows in inputs)) @ q for q in turns)
         return reduce(torch.add, outputs) / samples
 

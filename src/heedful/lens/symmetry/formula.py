@@ -84,7 +84,7 @@ class Coordinates(NamedTuple):
     key: Tensor | None
 
 
-class Form(NamedTuple):
+class Family(NamedTuple):
     """A link that makes coefficients linear in features, and its inverse; rows divided by their sum or not."""
 
     name: str
@@ -108,17 +108,19 @@ def _positive(a: Tensor) -> Tensor:
     return a.where(a > TINY * a.abs().max(), torch.nan)
 
 
-FORMS = (
-    Form("constant", "a + b [i = j]", _as_it_is, _as_it_is, False, "constant"),
-    Form("linear attention", "a s_ij + b", _as_it_is, _as_it_is, False, "dot"),
-    Form("cosine attention", "a cos_ij + b", _as_it_is, _as_it_is, False, "cosine"),
-    Form("quadratic attention", "a s_ij^2 + b s_ij + c", _as_it_is, _as_it_is, False, "square"),
-    Form("relu attention", "relu(a s_ij)", _positive, torch.relu, False, "dot only"),
-    Form("exponential attention", "exp(a s_ij + b)", lambda a: _positive(a).log(), torch.exp, False, "dot"),
-    Form("sigmoid attention", "sigmoid(a s_ij + b)", lambda a: _positive(a).logit(), torch.sigmoid, False, "dot"),
-    Form("Gaussian attention", "exp(-a |x_i - x_j|^2 + b)", lambda a: _positive(a).log(), torch.exp, False, "distance"),
-    Form("softmax attention", "softmax_j(a s_ij)", lambda a: _positive(a).log(), torch.exp, True, "dot"),
-    Form(
+FAMILIES = (
+    Family("constant", "a + b [i = j]", _as_it_is, _as_it_is, False, "constant"),
+    Family("linear attention", "a s_ij + b", _as_it_is, _as_it_is, False, "dot"),
+    Family("cosine attention", "a cos_ij + b", _as_it_is, _as_it_is, False, "cosine"),
+    Family("quadratic attention", "a s_ij^2 + b s_ij + c", _as_it_is, _as_it_is, False, "square"),
+    Family("relu attention", "relu(a s_ij)", _positive, torch.relu, False, "dot only"),
+    Family("exponential attention", "exp(a s_ij + b)", lambda a: _positive(a).log(), torch.exp, False, "dot"),
+    Family("sigmoid attention", "sigmoid(a s_ij + b)", lambda a: _positive(a).logit(), torch.sigmoid, False, "dot"),
+    Family(
+        "Gaussian attention", "exp(-a |x_i - x_j|^2 + b)", lambda a: _positive(a).log(), torch.exp, False, "distance"
+    ),
+    Family("softmax attention", "softmax_j(a s_ij)", lambda a: _positive(a).log(), torch.exp, True, "dot"),
+    Family(
         "normalised Gaussian", "softmax_j(-a |x_i - x_j|^2)", lambda a: _positive(a).log(), torch.exp, True, "distance"
     ),
 )
@@ -151,13 +153,13 @@ def identify(
     x = torch.randn(samples, n, d, generator=generator, dtype=torch.float64)
     z = torch.randn(k, d, generator=generator, dtype=torch.float64) if k else None
     with undisturbed(f):
-        found = [recover(callee, rows, z) for rows in x]
-    target = torch.stack([one.A for one in found])  # [S, n, n]
+        results = [recover(callee, rows, z) for rows in x]
+    target = torch.stack([one.A for one in results])  # [S, n, n]
     if target.shape[-2] != n:
         raise InvalidArgument(f"{callee.name} returns {target.shape[-2]} rows for {n} tokens; one per token is needed")
     keys = x
     if z is not None:
-        read = torch.stack([one.B for one in found if one.B is not None])
+        read = torch.stack([one.B for one in results if one.B is not None])
         # Knowledge that is only compared with gets no coefficient.
         if float(read.abs().max()) > 1e-9 * float(target.abs().max()):
             target, keys = torch.cat((target, read), -1), torch.cat((x, z.expand(samples, k, d)), 1)
@@ -165,7 +167,7 @@ def identify(
     eye = torch.eye(n, keys.shape[1], dtype=torch.float64)
     tried = [
         _fit(form, place, target - shift * eye, target, shift * eye)
-        for form in FORMS
+        for form in FAMILIES
         for place in places
         for shift in (0.0, 1.0)
         if not (shift and form.kind == "constant") and not (form.kind == "constant" and place is not places[0])
@@ -174,7 +176,7 @@ def identify(
     # Forms that explain all but rounding explain equally well; among them the simplest is meant.
     least = max(100 * min(1 - one.score for one in fitted), 1e-9)
     ranked = sorted(fitted, key=lambda one: (max(1 - one.score, least), one.form != "constant", one.parameters))
-    return Formula(callee.name, tuple(ranked), max(one.residual for one in found))
+    return Formula(callee.name, tuple(ranked), max(one.residual for one in results))
 
 
 def _coordinates(x: Tensor, keys: Tensor, z: Tensor | None) -> list[Coordinates]:
@@ -193,7 +195,7 @@ def _coordinates(x: Tensor, keys: Tensor, z: Tensor | None) -> list[Coordinates]
     return places
 
 
-def _features(form: Form, place: Coordinates) -> Tensor | None:
+def _features(form: Family, place: Coordinates) -> Tensor | None:
     """What the linked coefficients are linear in, `[S, n, m, p]`; None where the form and the coordinates do not meet."""
     s = place.features
     one = torch.ones_like(s[..., :1])
@@ -213,7 +215,7 @@ def _features(form: Form, place: Coordinates) -> Tensor | None:
     return torch.cat((s.square(), s, one), -1)
 
 
-def _fit(form: Form, place: Coordinates, rest: Tensor, target: Tensor, shift: Tensor) -> Candidate | None:
+def _fit(form: Family, place: Coordinates, rest: Tensor, target: Tensor, shift: Tensor) -> Candidate | None:
     """Least squares on half of the inputs, R2 of the coefficients on the other half."""
     features = _features(form, place)
     linked = form.link(rest)
@@ -235,10 +237,10 @@ def _fit(form: Form, place: Coordinates, rest: Tensor, target: Tensor, shift: Te
         return None
     solved = torch.linalg.lstsq(rows[usable], values[usable, None], driver="gelsd").solution[:, 0]
     score = features[half:] @ solved
-    made = score.softmax(-1) if form.normalised else form.inverse(score)
+    coefficients = score.softmax(-1) if form.normalised else form.inverse(score)
     truth = target[half:]
     total = float((truth - truth.mean()).square().sum())
-    error = float((made + shift - truth).square().sum())
+    error = float((coefficients + shift - truth).square().sum())
     if total < 1e-18 * truth.numel():
         total = max(float(truth.square().sum()), 1e-300)
     plain = not bool(shift.any())
@@ -253,7 +255,7 @@ def _fit(form: Form, place: Coordinates, rest: Tensor, target: Tensor, shift: Te
     )
 
 
-def _written(form: Form, place: Coordinates, solved: Tensor) -> str:
+def _written(form: Family, place: Coordinates, solved: Tensor) -> str:
     """The expression with its numbers, where they are few."""
     if place.query is None and form.kind != "constant":
         return form.expression.replace("a s_ij", "s_ij")

@@ -151,9 +151,9 @@ def _compare(factory: Callable[[int], Any], short: int, long: int) -> Informatio
     name = getattr(factory, "__name__", type(factory).__name__)
     shapes = []
     for n in (short, long):
-        made = factory(n)
-        if not isinstance(made, nn.Module):
-            raise InvalidArgument(f"{name}({n}) must return a module; got {type(made).__name__}")
-        shapes.append({key: tuple(t.shape) for key, t in [*made.named_parameters(), *made.named_buffers()]})
+        module = factory(n)
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(f"{name}({n}) must return a module; got {type(module).__name__}")
+        shapes.append({key: tuple(t.shape) for key, t in [*module.named_parameters(), *module.named_buffers()]})
     grows = {key: shape for key, shape in shapes[1].items() if shapes[0].get(key) != shape}
     return InformationReport(name, (short, long), {}, None, grows)

@@ -145,11 +145,11 @@ def draw(group: Group, d: int, generator: torch.Generator, determinant: int = 1)
             matrix = matrix[torch.randperm(d, generator=generator)]
         if group != "permutation":
             matrix = matrix * (2.0 * torch.randint(2, (d, 1), generator=generator) - 1.0)
-        drawn = Turn(group.replace("_", " "), matrix)
+        turn = Turn(group.replace("_", " "), matrix)
         # The identity tests nothing.
-        if drawn.determinant == determinant and not torch.equal(matrix, torch.eye(d, dtype=torch.float64)):
+        if turn.determinant == determinant and not torch.equal(matrix, torch.eye(d, dtype=torch.float64)):
             break
-    return drawn
+    return turn
 
 
 def haar(d: int, generator: torch.Generator, determinant: int | None = None) -> Tensor:

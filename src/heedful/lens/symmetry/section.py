@@ -27,7 +27,7 @@ WORK, WIDEST = 6 * 384**3, 1024
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """What was found of one layer."""
 
     name: str
@@ -77,7 +77,7 @@ def section(subject: Subject) -> Section:
     return Section("Symmetry", blocks, data, result=tuple(rows), plain=_plain(rows, places))
 
 
-def _plain(rows: list[Row], places: list[str]) -> str:
+def _plain(rows: list[LayerRow], places: list[str]) -> str:
     """The section in one sentence."""
     blind, count = sum(row.position.passed for row in rows), len(rows)
     if blind < count:
@@ -93,7 +93,7 @@ def _spread(layers: int, d: int) -> set[int]:
     return {round(at * (layers - 1) / max(1, count - 1)) for at in range(count)}
 
 
-def _row(call: Call, *, turn: bool) -> Row:
+def _row(call: Call, *, turn: bool) -> LayerRow:
     shared: dict[str, Any] = {"d": call.x.shape[-1], "sampler": [call.x], "arguments": call.arguments,
                               "batched": True, "shrinking": False}  # fmt: skip
     position = check_permutation(call.module, trials=SHUFFLES, **shared)
@@ -111,7 +111,7 @@ def _row(call: Call, *, turn: bool) -> Row:
         reasons.append("rotary positions")
     if call.arguments.get("position_bias") is not None or getattr(call.module, "has_relative_attention_bias", False):
         reasons.append("position bias")
-    return Row(
+    return LayerRow(
         call.name, position, moved, held, "" if position.passed else " and ".join(reasons) or "the order is read"
     )
 
@@ -135,17 +135,17 @@ def _norms(model: nn.Module, d: int) -> list[tuple[str, int, Report]]:
             kinds.setdefault(type(module).__name__, []).append(module)
     if d > WIDEST:
         return []
-    found = []
+    norms = []
     for kind, same in kinds.items():
         # Gains that are all equal commute; the most uneven norm shows what the kind can do.
         worst = max(same, key=lambda module: float(module.weight.detach().double().std()))
         # Hugging Face norms compute in float32 whatever they are given.
         report = check_equivariance(worst, d=d, n=3, trials=TURNS, dtype=torch.float32, shrinking=False)
-        found.append((kind, len(same), report))
-    return found
+        norms.append((kind, len(same), report))
+    return norms
 
 
-def _sentences(rows: list[Row], norms: list[tuple[str, int, Report]], places: list[str]) -> list[str]:
+def _sentences(rows: list[LayerRow], norms: list[tuple[str, int, Report]], places: list[str]) -> list[str]:
     count = len(rows)
     ordered = [row for row in rows if row.position.passed]
     lines = [
