@@ -10,8 +10,6 @@ from typing import Any, TypeGuard, get_args
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["check_choice", "check_number", "check_whole", "is_number", "is_whole", "shown"]
-
 
 def is_whole(value: Any) -> TypeGuard[int]:
     """Whether this counts something: an integer of Python's or numpy's, and no truth value.

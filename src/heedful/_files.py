@@ -10,8 +10,6 @@ from pathlib import Path
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["check_place", "located", "new_file", "new_folder", "write"]
-
 
 def located(folder: str | Path) -> Path:
     """The path of a folder, `~` followed."""

@@ -10,11 +10,9 @@ from heedful._errors import InvalidArgument, MissingExtra
 from heedful._files import check_place, new_file
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
 else:
     Axes = Any
-
-__all__ = ["Axes", "axes", "check_picture", "colours", "heat_map", "save_picture", "whole_ticks"]
 
 
 def axes(ax: Axes | None, size: tuple[float, float] | None = None) -> Axes:

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Progress", "bar", "silent"]
-
 # How much is done, how much there is, and what is under way.
 Progress = Callable[[int, int, str], None]
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
-__all__ = ["Result", "plain"]
-
 
 class Result:
     """A frozen dataclass that tells itself as JSON: its public fields, less those in `_not`, and the properties in `_also`.

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["after_calls", "before_calls", "eval_mode", "full_precision", "readable", "undisturbed"]
-
 # What a hook is told: the module, and what it was called with.
 Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 Left = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]

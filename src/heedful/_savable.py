@@ -21,20 +21,6 @@ from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, Unsuppo
 from heedful._files import located, write
 from heedful._tasks import HOMES
 
-__all__ = [
-    "Savable",
-    "coded",
-    "decode",
-    "digest",
-    "encode",
-    "entry_of",
-    "find",
-    "known",
-    "read_folder",
-    "remaking",
-    "write_folder",
-]
-
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 

@@ -7,8 +7,6 @@ from dataclasses import MISSING, field, fields
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
-__all__ = ["documented", "option"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

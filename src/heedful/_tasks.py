@@ -10,8 +10,6 @@ from typing import Any
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["HOMES", "TASKS", "Task", "task_of"]
-
 
 @dataclass(frozen=True)
 class Task:

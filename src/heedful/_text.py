@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "quantity", "short"]
-
 
 def quantity(number: int, noun: str, plural: str | None = None) -> str:
     """A number with its noun, singular for one.

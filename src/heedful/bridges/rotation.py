@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from heedful._errors import Unsupported
 
-__all__ = ["RotationPlan", "llama_plan"]
-
 
 @dataclass(frozen=True)
 class RotationPlan:

@@ -22,18 +22,6 @@ from heedful.bridges.reading import inputs_of
 from heedful.bridges.structure import Site, find_sites
 from heedful.nn import PrimalAttention
 
-__all__ = [
-    "SlotInput",
-    "Recorded",
-    "Slot",
-    "described",
-    "hidden",
-    "put",
-    "read",
-    "rebuilt",
-    "recorded",
-]
-
 
 class Slot(nn.Module):
     """A primal layer where a model's own attention was: takes what that took, gives what that gave.

@@ -8,8 +8,6 @@ from unicodedata import category
 
 from heedful._text import printable
 
-__all__ = ["Span", "aligned", "segments", "sign_end", "token_text", "words_of"]
-
 Span = tuple[int, int]
 
 # Scripts that put no space between words: there each sign is a word, unless a token holds several.

@@ -15,7 +15,8 @@ import typer
 
 from heedful import __version__
 from heedful._errors import HeedfulError
-from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile, in_options, spellings
+from heedful.bridges.reading import DEMO
+from heedful.cli.arguments import AsJson, Model, Text, TextFile, in_options, spellings
 from heedful.cli.discover import discover
 from heedful.cli.explain import explain
 from heedful.cli.fit import FitCommand, fit, predict, score

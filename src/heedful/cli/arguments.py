@@ -12,10 +12,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from heedful.bridges.reading import DEMO
-
-__all__ = ["DEMO", "AsJson", "Model", "Text", "TextFile", "in_options", "spellings", "with_options"]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Model = Annotated[
     str,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from heedful.discovery import PAG
 
-__all__ = ["discover", "read_table"]
-
 # Edges printed; more are a plane of letters, and --json has them all.
 SHOWN = 60
 

@@ -13,8 +13,6 @@ from heedful import __version__
 from heedful._result import Result
 from heedful._text import quantity
 
-__all__ = ["Device", "Health", "Way", "Package", "examine", "show"]
-
 # Extras that bundle others or serve those who work on heedful itself.
 NOT_SHOWN = ("all", "dev", "docs")
 

@@ -13,13 +13,12 @@ from heedful._errors import InvalidArgument
 from heedful._files import check_place, write
 from heedful._plot import check_picture, save_picture
 from heedful._progress import bar
-from heedful.cli.arguments import DEMO, AsJson, Model, Text, TextFile, in_options, with_options
+from heedful.bridges.reading import DEMO
+from heedful.cli.arguments import AsJson, Model, Text, TextFile, in_options, with_options
 from heedful.lens.causes.settings import ExplainSettings
 
 if TYPE_CHECKING:
     from heedful.lens.causes.result import Explanation
-
-__all__ = ["explain"]
 
 
 @with_options(ExplainSettings)

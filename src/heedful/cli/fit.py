@@ -29,8 +29,6 @@ from heedful.cli.arguments import AsJson
 if TYPE_CHECKING:
     from heedful._tasks import Task
 
-__all__ = ["FitCommand", "fit", "predict", "score"]
-
 ENDINGS = ", ".join(ending for task in TASKS.values() for ending in task.endings)
 TaskName = Annotated[
     str | None, typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["check_options", "model_folder", "read_text", "show_page"]
-
 REPORT = Path("report.html")
 
 

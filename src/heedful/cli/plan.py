@@ -17,8 +17,6 @@ from heedful.cli.arguments import AsJson, spellings
 if TYPE_CHECKING:
     from heedful.lens.depth import Projection
 
-__all__ = ["plan", "seprank"]
-
 
 def plan(
     context: typer.Context,

@@ -10,8 +10,6 @@ from typing import Any
 import heedful
 from heedful._errors import Unsupported
 
-__all__ = ["recipes", "root"]
-
 
 def root() -> Path:
     """The checkout that holds the recipes."""

@@ -17,8 +17,6 @@ import typer
 from heedful._errors import InvalidArgument
 from heedful.cli.arguments import AsJson, in_options, spellings
 
-__all__ = ["find", "symmetry"]
-
 
 def find(target: str) -> Any:
     """What `MODULE:NAME` or `FILE.py:NAME` names; a function without arguments is called, and what it makes is meant.

@@ -13,8 +13,6 @@ from torch.nn.functional import cosine_similarity
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._progress import Progress
 
-__all__ = ["Distillation", "Lesson", "distill_", "pool"]
-
 Pooling = Literal["mean", "first"]
 Train = Literal["layer", "attention"]
 

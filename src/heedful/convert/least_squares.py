@@ -11,8 +11,6 @@ from torch import Tensor
 from heedful._errors import InvalidArgument
 from heedful.nn import PrimalAttention
 
-__all__ = ["Moments", "best", "features", "fit_", "linear_map", "moments"]
-
 # Sweeps end when one lowers the error by less than this share.
 GAIN = 1e-4
 SWEEPS = 50

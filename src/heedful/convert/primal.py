@@ -29,8 +29,6 @@ from heedful.convert.least_squares import Moments
 from heedful.convert.result import BreakingPoint, LayerFit, Primalized
 from heedful.nn import Primal, PrimalAttention
 
-__all__ = ["breaking_point", "load", "primalize", "save"]
-
 Batch = Mapping[str, Tensor]
 
 # Without held-out data, one batch in so many of the calibration is held out.

@@ -9,8 +9,6 @@ from heedful._plot import Axes, axes
 from heedful._result import Result
 from heedful._text import quantity
 
-__all__ = ["BreakingPoint", "LayerFit", "Primalized"]
-
 
 @dataclass(frozen=True)
 class LayerFit(Result):

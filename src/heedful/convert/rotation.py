@@ -22,8 +22,6 @@ from heedful.lens.symmetry.moves import haar
 from heedful.lens.symmetry.roles import known_roles
 from heedful.nn import Attention, Block, KnowledgeAttention
 
-__all__ = ["Outliers", "Rotation", "hadamard", "rotate_"]
-
 
 @dataclass(frozen=True)
 class Outliers:

@@ -6,10 +6,10 @@ from heedful._lazy import lazy
 
 # Name -> the file it lives in; nothing is imported before it is used.
 _HOMES = {
-    **dict.fromkeys(("ARROW", "CIRCLE", "NONE", "TAIL", "Edge", "PAG"), "graph"),
+    **dict.fromkeys(("Edge", "PAG"), "graph"),
     **dict.fromkeys(("DSeparation", "Decisions", "FisherZ", "IndependenceTest", "RhoThreshold"), "independence"),
     **dict.fromkeys(("RowFisherZ", "correlation", "log_p_value"), "independence"),
-    **dict.fromkeys(("DsepTree", "Links"), "paths"),
+    **dict.fromkeys(("ARROW", "CIRCLE", "NONE", "TAIL", "DsepTree", "Links"), "paths"),
     **dict.fromkeys(("Row", "Tests"), "record"),
     **dict.fromkeys(("discover", "discover_data", "fci", "icd", "pc"), "learners"),
     **dict.fromkeys(("Trust", "structure_confidence"), "confidence"),

@@ -18,8 +18,6 @@ from heedful.discovery.record import Tests
 if TYPE_CHECKING:
     from heedful.discovery.graph import PAG
 
-__all__ = ["Trust", "confidences", "judge", "structure_confidence"]
-
 # Above this share of adjacent pairs a graph says little: ours, see `judge`.
 NEAR_COMPLETE = 0.8
 UNSURE = 0.5

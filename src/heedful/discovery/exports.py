@@ -13,8 +13,6 @@ from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL
 if TYPE_CHECKING:
     from heedful.discovery.graph import PAG
 
-__all__ = ["MARK_NAMES", "from_causallearn", "to_causallearn", "to_dot", "to_graphml", "to_networkx"]
-
 MARK_NAMES = {NONE: "none", CIRCLE: "circle", ARROW: "arrow", TAIL: "tail"}
 _DOT = {CIRCLE: "odot", ARROW: "normal", TAIL: "none"}
 _CAUSALLEARN = {NONE: 0, CIRCLE: 2, ARROW: 1, TAIL: -1}

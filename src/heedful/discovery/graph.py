@@ -20,8 +20,6 @@ from heedful.discovery.confidence import Trust, confidences, judge, structure_co
 from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, DsepTree, Links, bits
 from heedful.discovery.record import Tests
 
-__all__ = ["ARROW", "CIRCLE", "NONE", "PAG", "TAIL", "Edge", "Tests"]
-
 # What JSON holds as it is.
 _PLAIN = ("conflicts", "untestable", "selection_bias", "learner", "alpha", "samples", "reach", "stopped")
 _LEFT = {CIRCLE: "o", ARROW: "<", TAIL: "-"}

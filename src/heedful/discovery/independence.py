@@ -18,17 +18,6 @@ from heedful._checks import check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.discovery.paths import bits, mask_of
 
-__all__ = [
-    "DSeparation",
-    "Decisions",
-    "FisherZ",
-    "IndependenceTest",
-    "RhoThreshold",
-    "RowFisherZ",
-    "correlation",
-    "log_p_value",
-]
-
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -24,8 +24,6 @@ from heedful.discovery.paths import Marks, bits, mask_of, reachable_sets
 from heedful.discovery.questions import BLOCK, OutOfBudget, Pair, Questions, Sets, check_nodes, subsets
 from heedful.discovery.state import State
 
-__all__ = ["LEARNERS", "MAX_TESTS", "discover", "discover_data", "fci", "icd", "pc"]
-
 # Near-complete graphs of 100 nodes have 10^7 tests with sets of two and 10^11 with sets of five.
 MAX_TESTS = 2_000_000
 # Sets of one pair held at once while they are grown.

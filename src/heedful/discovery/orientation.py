@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from heedful._errors import InvalidArgument
 from heedful.discovery.paths import ARROW, CIRCLE, NONE, TAIL, Links, Marks, bits, mask_of, mask_rows, uncovered_reach
 
-__all__ = ["RULES", "Oriented", "contradictions", "meek", "open_marks", "orient"]
-
 Sepsets = Mapping[tuple[int, int], Collection[int]]
 Bools = NDArray[np.bool_]
 Ends = Iterable[tuple[int, int]]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ARROW", "CIRCLE", "NONE", "TAIL", "DsepTree", "Links"]
-
 NONE, CIRCLE, ARROW, TAIL = 0, 1, 2, 3
 Marks = NDArray[np.int8]
 Pair = tuple[int, int]

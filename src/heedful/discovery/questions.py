@@ -18,8 +18,6 @@ from heedful._progress import Progress, silent
 from heedful.discovery.independence import Decisions, IndependenceTest
 from heedful.discovery.record import TestLog
 
-__all__ = ["BLOCK", "OutOfBudget", "Pair", "Questions", "Separation", "check_nodes", "subsets", "whole_numbers"]
-
 Sets = NDArray[np.int32]
 Pair = tuple[int, int]
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from heedful._result import Result
 
-__all__ = ["TestLog", "Row", "Tests"]
-
 # The columns of a record, in order.
 _TYPES = {
     **dict.fromkeys(("x", "y", "z", "size"), np.int32),

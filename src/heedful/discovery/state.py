@@ -14,8 +14,6 @@ from heedful.discovery.orientation import Oriented, open_marks, orient
 from heedful.discovery.paths import Links
 from heedful.discovery.questions import OutOfBudget, Pair, Questions, Sets, whole_numbers
 
-__all__ = ["State"]
-
 
 class State:
     """Begins complete; learners take edges out pass by pass.

@@ -9,7 +9,8 @@ from heedful._lazy import lazy
 # Name -> where it lives, "" for a module itself. Nothing is imported before it is used: `heedful plan` needs no torch.
 _HOMES = {
     **dict.fromkeys(("AttentionSummary", "HeadSummary", "TokenPair", "summarize"), "attention"),
-    **dict.fromkeys(("LayerRecord", "Observation", "observe"), "observation"),
+    "LayerRecord": "_record",
+    **dict.fromkeys(("Observation", "observe"), "observation"),
     **dict.fromkeys(("LookResult", "ModelFacts", "look"), "looking"),
     "Reference": "pronouns",
     "Role": "roles",
@@ -48,9 +49,10 @@ __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
     from heedful.lens import causes, depth, symmetry
+    from heedful.lens._record import LayerRecord
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
     from heedful.lens.looking import LookResult, ModelFacts, look
-    from heedful.lens.observation import LayerRecord, Observation, observe
+    from heedful.lens.observation import Observation, observe
     from heedful.lens.pronouns import Reference
     from heedful.lens.roles import Role
     from heedful.lens.sections import Subject

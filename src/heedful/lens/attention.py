@@ -15,8 +15,6 @@ from heedful._plot import Axes, heat_map
 from heedful._result import Result, plain
 from heedful.lens.roles import Role, measured, ordered, position_tests
 
-__all__ = ["AttentionSummary", "HeadSummary", "TokenPair", "summarize"]
-
 # Rows of 16-bit weights sum to one within this.
 ROUNDING = 2e-2
 

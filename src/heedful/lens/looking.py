@@ -28,8 +28,6 @@ from heedful.report.page import framed, page
 if TYPE_CHECKING:
     from heedful.lens.attention import AttentionSummary
 
-__all__ = ["LookResult", "ModelFacts", "look"]
-
 SENTENCE = "The animal did not cross the street because it was too tired."
 
 # A report opens with so many sentences at least, and at most.

@@ -20,10 +20,8 @@ from heedful.report import Block, Finding, Items, Link, Map, Mark, Note, Prose, 
 from heedful.report.maps import Atlas, Layer, Tile
 
 if TYPE_CHECKING:
-    from heedful.lens.observation import LayerRecord
+    from heedful.lens._record import LayerRecord
     from heedful.lens.sections import Subject
-
-__all__ = ["HeadRange", "section"]
 
 # Weights that are worked on at once: 16 MiB of them, and a few times that in float64.
 CELLS = 2**22

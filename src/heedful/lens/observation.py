@@ -22,8 +22,6 @@ from heedful.lens._record import LayerRecord, Tokens
 from heedful.lens._recorder import Recorder
 from heedful.lens._shelf import Shelf, opened
 
-__all__ = ["LayerRecord", "Observation", "Tokens", "observe"]
-
 KEEP = ("weights", "queries", "keys", "values", "inputs", "outputs")
 
 

@@ -17,8 +17,6 @@ from heedful.lens._english import ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION
 from heedful.lens.observation import Observation, observe
 from heedful.lens.roles import Role, Tally, measured, position_tests
 
-__all__ = ["SENTENCES", "Probed", "probe"]
-
 # Sentences with their links, written out by hand: article > noun, verb > object, pronoun > noun. A word stands once in its sentence.
 SENTENCES = (
     ("The farmer sold a horse because it was lame.", "The>farmer a>horse", "sold>horse", "it>horse"),

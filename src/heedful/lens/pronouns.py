@@ -21,8 +21,6 @@ from heedful.report import Block, Finding, Link, Note, Prose, Section, Table
 if TYPE_CHECKING:
     from heedful.lens.sections import Subject
 
-__all__ = ["Change", "HeadReference", "Reference", "references", "section"]
-
 # Pronouns that are shown, and heads of each.
 SHOWN, HEADS = 3, 8
 # A sentence -> what its pronoun stands for; one word of it, another in its place, and what the pronoun stands for then.

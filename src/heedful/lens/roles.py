@@ -11,8 +11,6 @@ from torch import Tensor
 
 from heedful._result import Result
 
-__all__ = ["ROLES", "SINKS", "Role", "Tally", "measured", "ordered", "position_tests"]
-
 # A role is named where its score is at least so large, so many times chance, and so many standard deviations of random heads above
 # chance, over at least so many queries.
 FLOOR, TIMES, DEVIATIONS, PLACES = 0.3, 2.0, 4.0, 3

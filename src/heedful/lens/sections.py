@@ -15,8 +15,6 @@ from heedful.report import Section
 if TYPE_CHECKING:
     from heedful.lens.observation import Observation
 
-__all__ = ["LENSES", "RESEARCH", "Subject", "sections"]
-
 # Name -> the module whose `section(subject)` reads it, in the order of the report. To add a lens, add its line.
 LENSES = {
     "pronouns": "heedful.lens.pronouns",

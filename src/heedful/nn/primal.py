@@ -12,13 +12,10 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful._runtime import full_precision
 from heedful.kernels import Kernel
 from heedful.nn._describe import Causal, MapName, Primal, Sampling, Weights
-from heedful.nn._primal_results import PrimalDual, PrimalScores
-from heedful.nn.primal_core import PrimalCore, ksvd_loss
+from heedful.nn.primal_core import PrimalCore
 from heedful.ops import LinearState, ksvd, linear
 from heedful.ops import primal as ops
 from heedful.ops.primal import TrackLoss
-
-__all__ = ["Primal", "PrimalAttention", "PrimalDual", "PrimalScores", "PrimalState", "PrimalStep", "ksvd_loss"]
 
 
 class PrimalState(NamedTuple):

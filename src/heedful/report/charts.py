@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-__all__ = ["Axis", "Band", "Chart", "Dots", "Line", "Point", "element", "ticks"]
-
 COLOURS = ("var(--accent, #9a4a00)", "var(--link, #14508c)", "var(--ink, #1d2129)")
 DASHES = ("", "6 3", "2 3")
 

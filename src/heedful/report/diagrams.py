@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-__all__ = ["places", "plot"]
-
 Points = NDArray[np.float64]
 
 # Points of the picture: the wished length of an edge, the height of a box, the least gap between boxes, around everything, of the key.

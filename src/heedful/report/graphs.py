@@ -22,8 +22,6 @@ from heedful._plot import Axes, axes
 from heedful._text import quantity
 from heedful.report.charts import element
 
-__all__ = ["Arc", "Box", "Edge", "Layout", "key", "layout", "plot", "svg"]
-
 # An edge: its upper and its lower node, and the marks at them: `-`, `>` or `o`.
 Edge = tuple[int, int, str, str]
 TAIL, ARROW, CIRCLE = "-", ">", "o"

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["SEQUENTIAL", "base64", "diverging", "levels", "png", "pool", "ramp"]
-
 Lch = tuple[float, float, float]
 LEVELS = 256
 

@@ -20,8 +20,6 @@ from heedful.report.image import base64, diverging, levels, png, pool, ramp
 if TYPE_CHECKING:
     from heedful.report.blocks import Map
 
-__all__ = ["Atlas", "Layer", "Packed", "Tile", "drawn", "scales"]
-
 # Bytes of base64 that the maps of a page may take together, and the small pictures together.
 MAPS = 12_000_000
 SMALL = 2_000_000

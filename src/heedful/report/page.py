@@ -16,8 +16,6 @@ from heedful.report import graphs, maps
 from heedful.report.blocks import Block, Graph, Section, is_numeric
 from heedful.report.charts import stroke
 
-__all__ = ["fragment", "framed", "page", "policy", "resource"]
-
 # The text in the page's head is for recognising it.
 QUOTED = 280
 

@@ -15,8 +15,6 @@ import numpy as np
 from heedful._errors import InvalidArgument, MissingExtra, Unsupported
 from heedful._text import quantity
 
-__all__ = ["SeriesData", "archive", "read"]
-
 Split = Literal["train", "test"]
 
 

@@ -16,13 +16,12 @@ from heedful._progress import Progress, silent
 from heedful.discovery.graph import PAG
 from heedful.discovery.independence import RowFisherZ
 from heedful.discovery.learners import fci, icd, pc
+from heedful.lens._record import LayerRecord
 from heedful.lens.causes import covariance
 from heedful.lens.causes.covariance import attention_factor, sem_weights, values_of, weights_of
 from heedful.lens.causes.questions import unique
 from heedful.lens.causes.settings import check_graph
-from heedful.lens.observation import LayerRecord, Observation
-
-__all__ = ["AttentionCausalGraph"]
+from heedful.lens.observation import Observation
 
 
 @dataclass

@@ -10,8 +10,6 @@ import numpy as np
 from heedful._result import Result
 from heedful.lens.causes.searching import Inquiry, Replies, Units, exhaustive, pruned
 
-__all__ = ["BASELINES", "BaselineResult", "compare"]
-
 BASELINES = ("attention", "smart attention", "gradient x input", "leave-one-out", "random")
 
 

@@ -15,8 +15,6 @@ from heedful.lens.causes.result import Effect, Explanation, Removal, WordScore, 
 from heedful.lens.causes.searching import Found, Inquiry, Replies, Reply, Units
 from heedful.lens.causes.settings import ExplainSettings
 
-__all__ = ["Evidence", "conclude", "last_of"]
-
 ALTERNATIVES = 10
 # Settings that say how to read the model, or have a plainer form in the result.
 UNTOLD = ("task", "n_samples", "learner", "replace", "candidates", "baselines", "batch_size", "truncate")

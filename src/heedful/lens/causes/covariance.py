@@ -13,10 +13,8 @@ from torch import Tensor
 
 from heedful._checks import check_choice, is_whole
 from heedful._errors import InvalidArgument
+from heedful.lens._record import LayerRecord
 from heedful.lens.causes.settings import COVARIANCES
-from heedful.lens.observation import LayerRecord
-
-__all__ = ["attention_correlation", "attention_factor", "correlation_of", "sem_weights", "values_of", "weights_of"]
 
 Array = NDArray[np.float64]
 

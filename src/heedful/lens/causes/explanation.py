@@ -26,8 +26,6 @@ from heedful.lens.causes.searching import Replies, search
 from heedful.lens.causes.settings import CANDIDATES, ExplainSettings
 from heedful.lens.causes.texts import TextModel
 
-__all__ = ["CausalExplainer", "explain"]
-
 # Sets of one size that are tried; a quarter in texts of more tokens than are short, where each question takes long.
 PATIENCE, SHORT = 256, 64
 

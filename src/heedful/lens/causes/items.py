@@ -14,8 +14,6 @@ from heedful._checks import check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful.lens.causes.questions import Ids, Seen, Task, recorded, unique
 
-__all__ = ["Recommender"]
-
 
 class _Items(Ids):
     """A recommender that reads a history of items."""

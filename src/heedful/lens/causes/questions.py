@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from heedful._errors import HeedfulError, Unsupported
 from heedful._runtime import after_calls, eval_mode
-from heedful.lens.observation import LayerRecord, observe
-
-__all__ = ["PUNCTUATION", "Ids", "Seen", "Task", "recorded", "unique"]
+from heedful.lens._record import LayerRecord
+from heedful.lens.observation import observe
 
 # Why a sign is never taken away.
 PUNCTUATION = "punctuation"

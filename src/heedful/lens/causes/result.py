@@ -13,8 +13,6 @@ from heedful._result import Result, plain
 from heedful.discovery.graph import PAG
 from heedful.lens.causes.baselines import BaselineResult
 
-__all__ = ["Effect", "Explanation", "Removal", "WordScore", "measurable"]
-
 
 def measurable(before: float, after: float) -> bool:
     """Whether a probability or a cosine falls by more than rounding.

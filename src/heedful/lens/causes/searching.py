@@ -18,8 +18,6 @@ from heedful.discovery.graph import PAG
 from heedful.discovery.paths import Links, mask_of
 from heedful.lens.causes.questions import Task
 
-__all__ = ["Found", "Inquiry", "Replies", "Reply", "exhaustive", "pruned", "search"]
-
 Units = tuple[int, ...]
 
 # Sets of one size that are ordered at once, and those among them whose effect is foretold from smaller sets.

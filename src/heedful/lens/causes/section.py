@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from heedful.lens.causes.result import Explanation, Removal
     from heedful.lens.sections import Subject
 
-__all__ = ["blocks", "html_of", "section"]
-
 # Tokens of a long text that are explained, and inputs that the model is asked about: some seconds on two cores.
 TOKENS, CALLS = 64, 300
 SETTLED = {"mask": "a mask", "drop": "nothing: the model no longer reads it", "pad": "padding"}

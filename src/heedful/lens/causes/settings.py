@@ -10,8 +10,6 @@ from heedful._checks import check_choice, check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful._settings import option
 
-__all__ = ["CANDIDATES", "COVARIANCES", "LEARNERS", "ExplainSettings", "check_graph"]
-
 LEARNERS = ("auto", "icd", "ordered icd", "fci", "pc")
 COVARIANCES = ("attention", "value", "output", "centered")
 # Words that a graph is learned over unless others are asked for, and the most there may be.

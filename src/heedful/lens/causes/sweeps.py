@@ -15,11 +15,10 @@ from heedful._plot import Axes, heat_map
 from heedful._progress import Progress, silent
 from heedful._result import Result
 from heedful._text import quantity
-from heedful.discovery.graph import ARROW, NONE, PAG
+from heedful.discovery.graph import PAG
+from heedful.discovery.paths import ARROW, NONE
 from heedful.lens.causes.attention_graph import AttentionCausalGraph
 from heedful.lens.observation import Observation
-
-__all__ = ["Stability", "stability"]
 
 ALPHAS = (1e-5, 1e-3, 0.01, 0.05)
 

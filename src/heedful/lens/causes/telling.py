@@ -14,8 +14,6 @@ from heedful.lens.causes.result import measurable
 if TYPE_CHECKING:
     from heedful.lens.causes.result import Explanation, Removal
 
-__all__ = ["after", "by_reason", "change", "effect_of", "ending_note", "headline", "lines", "methods", "shown"]
-
 # Words that a headline names, sets that are listed, words whose scores are printed, words of a reason to leave them out.
 NAMED, SETS, WORDS, REASONS = 6, 10, 8, 12
 ENDING = "Sets with the last word, without which the text asks for another next word"

@@ -18,8 +18,6 @@ from heedful.bridges.reading import Reading, part_of, parts_of, read_text
 from heedful.bridges.words import sign_end
 from heedful.lens.causes.questions import PUNCTUATION, Ids, Seen, Task, recorded, unique
 
-__all__ = ["KINDS", "TextModel"]
-
 KINDS = ("classification", "mlm", "next-token", "embedding")
 READ_THERE = (
     "the answer is read at its place, where hiding it from attention does not remove it; replace='mask' or 'pad' does"

@@ -18,8 +18,6 @@ from heedful.lens.depth.law import LAWS, Law, find_law
 from heedful.lens.depth.plans import folded, notes
 from heedful.lens.depth.shape import LARGEST, Shape
 
-__all__ = ["Audit", "audit"]
-
 
 @dataclass(frozen=True, repr=False)
 class Audit(Result):

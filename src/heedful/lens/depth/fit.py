@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from heedful._errors import InvalidArgument
 from heedful.lens.depth.law import KAPPA, DepthLaw
 
-__all__ = ["fit_law"]
-
 # Crossings are fitted to sizes within this factor e^x of them.
 NEAR = 1.6
 

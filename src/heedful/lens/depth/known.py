@@ -9,8 +9,6 @@ from typing import Any
 from heedful._result import Result
 from heedful.lens.depth.law import DepthLaw
 
-__all__ = ["CONFIGS", "PUBLIC", "Projection", "peers", "published_table"]
-
 
 def _gpt(layers: int, width: int, heads: int, vocab: int = 50257, context: int = 1024) -> dict[str, Any]:
     sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocab, "n_positions": context}

@@ -14,8 +14,6 @@ from heedful._errors import InvalidArgument
 from heedful._plot import Axes, axes
 from heedful._result import Result
 
-__all__ = ["LAWS", "DepthCurve", "DepthLaw", "Law", "find_law"]
-
 KAPPA = 12.0
 DEEPEST = 400.0
 

@@ -12,8 +12,6 @@ from heedful.lens.depth.law import Law, find_law
 from heedful.lens.depth.plans import Choice, Plan
 from heedful.lens.depth.shape import LARGEST, Shape, parse_count
 
-__all__ = ["plan"]
-
 # Weights, gradients and Adam's moments in mixed precision.
 BYTES_PER_PARAM = 16
 

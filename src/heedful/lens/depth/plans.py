@@ -14,8 +14,6 @@ from heedful.bridges import configs
 from heedful.lens.depth.law import Law
 from heedful.lens.depth.shape import Shape
 
-__all__ = ["Choice", "Plan", "in_bands", "folded", "notes"]
-
 LATENCY = "Depth runs layer after layer: at equal size a deeper model answers later and trains slower per step."
 
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["PolynomialAttention"]
-
 
 class PolynomialAttention(nn.Module):
     r"""Depth L of attention without softmax, normalisation or feed-forward (Levine et al. 2020, eq. 3), in moment form.

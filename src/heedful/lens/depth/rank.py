@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     Residues = NDArray[numpy.uint64]
 
-__all__ = ["FloatRank", "float_separation_rank", "separation_rank"]
-
 P = 2**31 - 1
 
 # Rows of the largest grid: 5,000 squared entries take half a gigabyte at work.

@@ -15,8 +15,6 @@ from heedful.report.charts import Axis, Band, Chart, Line, Point
 if TYPE_CHECKING:
     from heedful.lens.sections import Subject
 
-__all__ = ["chart", "embedding_rank", "section"]
-
 ENERGY = 0.99
 
 # Tokens that are read anew for each layer that is left out.

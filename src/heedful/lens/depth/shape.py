@@ -13,8 +13,6 @@ from heedful._result import Result
 from heedful.bridges.configs import ENCODERS
 from heedful.lens.depth.law import Law
 
-__all__ = ["FLAGS", "Shape"]
-
 FLAGS = {
     "depth_inefficient": "too deep for its width: above the law by more than its band",
     "width_inefficient": "too shallow for its width: below the law by more than its band",

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-__all__ = ["LayerUse", "Usefulness", "skip_layers"]
-
-
 @dataclass(frozen=True)
 class LayerUse:
     """A layer, how far the output moves without it (relative to its norm), and by how much the loss rises, if there is one."""

@@ -11,8 +11,6 @@ from heedful._errors import InvalidArgument
 from heedful._plot import Axes, axes
 from heedful._result import Result
 
-__all__ = ["Bounds", "log3_sep_curve", "plot_sep_curves", "sep_bound", "theorem_bounds"]
-
 
 def sep_bound(width: int, depth: int) -> int:
     r"""The highest separation rank of width d and depth L, an exact integer.

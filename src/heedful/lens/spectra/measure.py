@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from heedful._errors import HeedfulError, InvalidArgument, Unsupported
 from heedful._runtime import after_calls
 from heedful.kernels import Cosine, FeatureMap
-from heedful.lens.observation import LayerRecord, Observation, observe
+from heedful.lens._record import LayerRecord
+from heedful.lens.observation import Observation, observe
 from heedful.lens.spectra.result import MatrixSpectrum, Spectrum
 from heedful.nn.primal_core import PrimalCore
 from heedful.ops import ksvd
-
-__all__ = ["of_record", "spectrum"]
 
 # Entries that are decomposed at once: 128 MiB of float64, and a few times that at work.
 CELLS = 2**24

@@ -13,8 +13,6 @@ from heedful._plot import Axes, axes, colours
 from heedful._result import Result
 from heedful._text import quantity
 
-__all__ = ["MatrixSpectrum", "Spectrum", "mean_curve"]
-
 SHARE = 0.9
 
 

@@ -15,8 +15,6 @@ from heedful.report.charts import Axis, Band, Chart, Dots, Line, ticks
 if TYPE_CHECKING:
     from heedful.lens.sections import Subject
 
-__all__ = ["section"]
-
 # Tokens of a long text that are read anew: the work grows with their cube.
 TOKENS = 256
 

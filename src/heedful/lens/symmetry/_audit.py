@@ -23,8 +23,6 @@ from heedful.lens.symmetry.moves import GROUPS, Group
 from heedful.lens.symmetry.roles import known_roles
 from heedful.lens.symmetry.settings import CheckSettings
 
-__all__ = ["Audit", "audit"]
-
 CHECKS = (*GROUPS, "position", "length")
 WITH_PARAMETERS = "O with its parameters"
 

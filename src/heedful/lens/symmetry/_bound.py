@@ -6,8 +6,6 @@ import math
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["failure_bound"]
-
 
 def failure_bound(failures: int, trials: int, confidence: float = 0.95) -> float:
     r"""Clopper and Pearson's upper bound on a failure probability: the p with $P(\mathrm{Bin}(T, p) \le x) = 1 - c$.

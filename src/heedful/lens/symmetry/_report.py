@@ -13,8 +13,6 @@ from heedful._errors import HeedfulError
 from heedful._plot import Axes, axes
 from heedful._result import Result, plain
 
-__all__ = ["Component", "Counterexample", "Report", "SymmetryBroken"]
-
 # Larger arrays are described, not printed.
 ROWS, COLUMNS = 6, 16
 

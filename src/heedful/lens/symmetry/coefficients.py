@@ -19,8 +19,6 @@ from heedful.lens.symmetry._report import Counterexample, SymmetryBroken
 from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.moves import Group, check_group, draw, reflection
 
-__all__ = ["Coefficients", "coefficient_function", "recover_coefficients", "symmetrize"]
-
 # A part outside the span above this share of the output is no rounding.
 OUTSIDE = 1e-6
 

@@ -25,8 +25,6 @@ from heedful.lens.symmetry.moves import Group, Move, Shuffle, check_group, draw
 from heedful.lens.symmetry.roles import known_roles
 from heedful.lens.symmetry.settings import CheckSettings
 
-__all__ = ["check_equivariance", "check_permutation"]
-
 
 @documented(CheckSettings, n=(1, 2, 5, 9))
 def check_equivariance(

@@ -16,8 +16,6 @@ from heedful._runtime import undisturbed
 from heedful.lens.symmetry.callee import Callee, Function
 from heedful.lens.symmetry.coefficients import recover
 
-__all__ = ["Candidate", "Formula", "identify"]
-
 # A form is named when it explains this share of what the coefficients vary, on inputs it was not fitted to.
 EXPLAINED = 0.999
 

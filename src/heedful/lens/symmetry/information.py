@@ -16,8 +16,6 @@ from heedful._runtime import undisturbed
 from heedful.lens.symmetry._report import SymmetryBroken
 from heedful.lens.symmetry.callee import Callee, Function
 
-__all__ = ["InformationReport", "check_finite_information"]
-
 LENGTHS = (1, 2, 3, 7, 32, 129)
 
 

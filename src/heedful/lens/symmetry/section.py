@@ -17,8 +17,6 @@ from heedful.lens.symmetry._report import Report
 from heedful.lens.symmetry.equivariance import CAUSAL, check_equivariance, check_permutation
 from heedful.report import Items, Prose, Section, Table
 
-__all__ = ["section"]
-
 # Short inputs and few moves keep the section near a second; errors are of size one or of rounding, seldom between.
 TOKENS, SHUFFLES, TURNS = 24, 4, 2
 

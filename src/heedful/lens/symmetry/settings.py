@@ -13,8 +13,6 @@ from heedful._errors import InvalidArgument
 from heedful.lens.symmetry._inputs import Sampler, check_tokens
 from heedful.lens.symmetry._trial import OUTPUTS, Output
 
-__all__ = ["CheckSettings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings:
