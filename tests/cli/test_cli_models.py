@@ -9,18 +9,21 @@ import sys
 
 import pytest
 import torch
-from test_cli import TEXT, hf, one_line, run, saved  # noqa: F401
 
 import heedful
+from failing import one_line
 from heedful import CorruptModel, InvalidArgument
 from heedful.bridges import reading
 from heedful.lens.looking import look
+from tiny import TEXT
+
+hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 EMPTY = {"HF_HOME": "", "XDG_CACHE_HOME": "", "HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": ""}
 
 
 @pytest.fixture
-def cache(monkeypatch, tmp_path, saved):  # noqa: F811
+def cache(monkeypatch, tmp_path, saved):
     """A Hugging Face cache that holds the tiny model as two names, one of them in two versions."""
     for name in EMPTY:
         monkeypatch.delenv(name, raising=False)
@@ -48,7 +51,7 @@ def test_a_name_in_the_cache_is_a_model(cache):
     assert heedful.explain("some/tiny-bert", TEXT, max_size=1, baselines=False).task == "embedding"
 
 
-def test_a_folder_comes_before_the_cache(cache, monkeypatch, tmp_path, saved):  # noqa: F811
+def test_a_folder_comes_before_the_cache(cache, monkeypatch, tmp_path, saved):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(saved, tmp_path / "tiny")
     assert reading.find_model("tiny").absolute() == tmp_path / "tiny"
@@ -69,7 +72,7 @@ def test_what_is_no_model_says_what_is_and_how_to_get_one(cache, name, monkeypat
         assert "hf download nobody/nothing --local-dir nothing" in str(wrong.value)
 
 
-def test_models_and_their_tokenizers_as_objects(saved):  # noqa: F811
+def test_models_and_their_tokenizers_as_objects(saved):
     model, tokenizer = reading.load(saved)
     assert look(model, TEXT, tokenizer=tokenizer).attention == look(saved, TEXT).attention
     ours = heedful.explain(model, TEXT, tokenizer=tokenizer, max_size=1, baselines=False)
@@ -79,7 +82,7 @@ def test_models_and_their_tokenizers_as_objects(saved):  # noqa: F811
         look(5, TEXT)
 
 
-def test_results_show_themselves_in_a_notebook(saved):  # noqa: F811
+def test_results_show_themselves_in_a_notebook(saved):
     for result in (look(saved, TEXT), heedful.explain(saved, TEXT, max_size=1, baselines=False)):
         shown = result._repr_html_()
         assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;')

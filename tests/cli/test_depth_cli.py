@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from heedful import cli
 from heedful.lens import depth
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -36,18 +35,6 @@ assert not heavy, heavy
     assert float(first) < 0.05
     assert "42 layers x 1600" in lines[0]
     assert max(map(len, lines)) <= 80
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        told = capsys.readouterr()
-        return stopped.value.code, told.out, told.err
-
-    return call
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +12,12 @@ import pytest
 pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
-from heedful import cli
+from bumps import two_bumps
 from heedful.bridges import training
 from heedful.series import SeriesClassifier, archive, read
-from test_series import two_bumps
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "series"
 QUICK = ("--embed-dim", "8", "--heads", "2", "--rank", "3", "--epochs", "3")
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        told = capsys.readouterr()
-        return stopped.value.code, told.out, told.err
-
-    return call
 
 
 @pytest.fixture

@@ -28,9 +28,8 @@ with_demo = pytest.mark.skipif(
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs `heedful ARGUMENTS` in this process, in a folder with a few files: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
+def run(run):
+    """The folder has a few files."""
     draw = np.random.default_rng(0)
     series = draw.standard_normal((12, 2, 9))
     np.savez("series.npz", X=series, y=np.arange(12) % 2)
@@ -40,15 +39,7 @@ def run(monkeypatch, capsys, tmp_path):
     np.savetxt("table.csv", table, delimiter=",", header="rain,wet", comments="")
     np.savetxt("covariance.csv", np.cov(table.T), delimiter=",", header="rain,wet", comments="")
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return call
+    return run
 
 
 def check_line(outcome, command):

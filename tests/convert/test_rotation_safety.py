@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from test_rotation import encoder_layer, logits, made
 from torch import nn
 
 from heedful import InvalidArgument, Unsupported
 from heedful.convert import rotate_
 from heedful.lens.symmetry.moves import haar
 from heedful.nn import Block, KnowledgeAttention
+from turned import encoder_layer, logits, made
 
 F64 = {"dtype": torch.float64}
 

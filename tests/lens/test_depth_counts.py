@@ -8,7 +8,7 @@ import torch
 from heedful import InvalidArgument, MissingExtra, cli
 from heedful.bridges import configs
 from heedful.lens import depth
-from test_zoo import ZOO
+from zoo import ZOO
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

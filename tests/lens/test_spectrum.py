@@ -17,7 +17,7 @@ from heedful import Cosine, Gaussian, InvalidArgument, Unsupported, lens
 from heedful.lens import MatrixSpectrum, Spectrum, Subject
 from heedful.lens.spectra import section as page
 from heedful.nn import Attention, Encoder, GaussianProcessAttention, PrimalAttention
-from test_report import Tree, observed, result_of, softmax
+from pages import Tree, observed, result_of, softmax
 
 D = torch.float64
 

@@ -12,7 +12,7 @@ import torch
 import heedful
 from browser import BROWSER, DRIVER, browser
 from heedful._text import printable
-from test_report import HOSTILE, result_of, section_of
+from pages import HOSTILE, result_of, section_of
 
 pytestmark = pytest.mark.skipif(
     not (BROWSER and DRIVER), reason="no chromium with chromedriver here; .ci/run installs them where it may"

@@ -10,10 +10,10 @@ pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not instal
 import pandas as pd
 from sklearn.model_selection import GridSearchCV
 
+from bumps import two_bumps
 from heedful import InvalidArgument
 from heedful.series import SeriesClassifier
 from heedful.series._frames import read_frames
-from test_series import two_bumps
 
 SMALL = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 2, "random_state": 0}
 NAMES = ["pulse", "air"]
