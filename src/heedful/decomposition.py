@@ -234,6 +234,7 @@ class KernelSVD(Transformer):
         check_choice(Solver, solver=self.solver)
         check_whole(n_landmarks=self.n_landmarks)
         check_whole(optional=True, n_components=self.n_components)
+        _generator(self.random_state)
         kernel = self.kernel
         if not isinstance(kernel, Kernel) and not callable(kernel) and kernel not in ("linear", "precomputed"):
             raise InvalidArgument(

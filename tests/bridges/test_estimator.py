@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from heedful import InvalidArgument
@@ -11,81 +10,9 @@ from heedful import InvalidArgument
 pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
-from sklearn.base import clone
-from sklearn.utils.estimator_checks import estimator_checks_generator
-
 from heedful.bridges.estimator import Estimator
-from heedful.bridges.predictors import Ranker, Regressor, Transformer
 from heedful.bridges.samples import hold_out
-
-
-class Small:
-    """What the three below have in common: sizes, and no more of a training than is needed."""
-
-    def __init__(
-        self, width=16, epochs=60, batch_size="auto", lr=0.02, validation_fraction=0.2, patience=None, random_state=0, device="cpu",
-        predict_dtype="float64", progress=False, checkpoint_dir=None,
-    ):  # fmt: skip
-        self.width, self.epochs, self.batch_size, self.lr = width, epochs, batch_size, lr
-        self.validation_fraction, self.patience, self.random_state = validation_fraction, patience, random_state
-        self.device, self.predict_dtype, self.progress, self.checkpoint_dir = (
-            device,
-            predict_dtype,
-            progress,
-            checkpoint_dir,
-        )
-
-    def _layers(self, outputs):
-        return nn.Sequential(nn.Linear(self.n_features_in_, self.width), nn.GELU(), nn.Linear(self.width, outputs))
-
-
-class Numbers(Small, Regressor):
-    _fitted = ("n_features_in_", "training_", *Regressor._target)
-
-    def _network(self):
-        return nn.Sequential(self._layers(1), nn.Flatten(0))
-
-
-class Scores(nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x, padding):
-        assert x.shape[:2] == padding.shape
-        return self.layers(x).squeeze(-1).masked_fill(padding, 0.0)
-
-
-class Order(Small, Ranker):
-    _fitted = ("n_features_in_", "training_")
-
-    def _network(self):
-        return Scores(self._layers(1))
-
-
-class Coordinates(Small, Transformer):
-    """A linear autoencoder; what it gives are its codes."""
-
-    _fitted = ("n_features_in_", "training_", "_n_features_out")
-
-    def _scale(self, samples):
-        self._n_features_out = 2
-
-    def _network(self):
-        return nn.Linear(self.n_features_in_, 2, bias=False)
-
-    def _measure(self, network, inputs, target, weight):
-        assert target is None
-        assert weight is None
-        return {"loss": (network(*inputs) @ network.weight - inputs[0]).square().mean(1)}
-
-    def _loss(self, network, inputs, target, weight):
-        return self._measure(network, inputs, target, weight)["loss"].mean()
-
-
-def table(count=120, seed=0):
-    X = np.random.default_rng(seed).normal(size=(count, 3))
-    return X, 100 + 5 * X[:, 0] * X[:, 1]
+from small import Coordinates, Numbers, Order, lists, table
 
 
 def test_a_regressor_learns_numbers_in_their_own_units(tmp_path):
@@ -103,34 +30,12 @@ def test_a_regressor_learns_numbers_in_their_own_units(tmp_path):
         model.fit(X, y, np.ones(3))
 
 
-def test_a_regressor_passes_scikit_learns_checks():
-    # A case of weight 2 is in one batch, two cases are in two; the second runs with SCIPY_ARRAY_API alone.
-    left_out = {"check_sample_weight_equivalence_on_dense_data", "check_array_api_input"}
-    count = 0
-    for estimator, check in estimator_checks_generator(Numbers(epochs=8, lr=0.03), mark=None):
-        name = getattr(check, "func", check).__name__
-        if name not in left_out:
-            check(estimator)
-            count += 1
-    assert count == 57
-
-
 def test_weights_of_zero_leave_cases_out_of_a_regressor_too():
     X, y = table()
     kept = np.arange(120) % 3 > 0
     one = Numbers(epochs=2).fit(X, np.where(kept, y, 1e9), kept)
     two = Numbers(epochs=2).fit(X[kept], y[kept], np.ones(kept.sum()))
     np.testing.assert_array_equal(one.predict(X), two.predict(X))
-
-
-def lists(count=40, seed=0):
-    """Lists of two to nine members; what is relevant is the largest first feature."""
-    rng = np.random.default_rng(seed)
-    groups = np.repeat(np.arange(count), rng.integers(2, 10, count))
-    X = rng.normal(size=(len(groups), 3))
-    best = np.array([X[at, 0] == X[groups == group, 0].max() for at, group in enumerate(groups)])
-    order = rng.permutation(len(groups))
-    return X[order], best[order].astype(int), groups[order]
 
 
 def test_a_ranker_orders_the_members_of_each_list(tmp_path):
@@ -192,15 +97,3 @@ def test_groups_and_times_decide_what_is_held_out():
     model.fit(X, y, groups=np.repeat(list("abcdef"), 10))
     assert [int(count) for count in np.bincount(seen[0])].count(10) == len(set(seen[0]))
     assert len(seen[0]) < 60
-
-
-def test_parameters_are_checked_before_data(tmp_path):
-    for wrong, message in (
-        ({"epochs": 0}, "epochs must be a whole number from 1 on"),
-        ({"batch_size": "large"}, "batch_size must be 'auto' or"),
-        ({"device": "cuda:99"}, "there is no device"),
-        ({"random_state": "x"}, "random_state must be"),
-    ):
-        with pytest.raises(InvalidArgument, match=message):
-            Numbers(**wrong).fit(None, None)
-    assert clone(Numbers(width=3)).get_params()["width"] == 3

@@ -1,79 +1,397 @@
-"""scikit-learn's own checks, on tables as univariate series and on the same numbers as a 3-D array."""
+"""What every estimator does, by its being listed: scikit-learn's own checks, counted, and what they leave open."""
 
-from functools import partial
+import copy
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 from unittest import SkipTest
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
+import pandas as pd
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_dataframe_column_names_consistency, estimator_checks_generator
 
+from heedful import Gaussian, InvalidArgument
+from heedful.bridges.estimator import Estimator
+from heedful.decomposition import KernelSVD
 from heedful.series import SeriesClassifier
+from small import Coordinates, CubeClassifier, Numbers, Order, lists, table
+
+NOT_RUN = {"check_array_api_input": "scikit-learn skips it unless SCIPY_ARRAY_API is set before scipy is imported"}
+UNWEIGHTED = NOT_RUN | {
+    "check_sample_weight_equivalence_on_dense_data": "a case of weight 2 is in one batch, two cases are in two; and zeros change "
+    "which cases are held out"
+}
+TRAINED = {
+    "epochs": 0, "batch_size": "large", "lr": 0.0, "validation_fraction": 1.0, "patience": -1, "random_state": "x",
+    "device": "cuda:99", "predict_dtype": "half",
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Listed:
+    """One estimator.
+
+    `make(**options)` gives a quick one, `data()` X and what `fit` takes beside it, `answer` names the method that answers.
+    `wrong` holds a value that cannot be for some parameters, `search` two that can be for one. `checks` counts those of
+    scikit-learn that run on `make()`, all but those in `left_out`, each with its reason; a reason instead of a count where none can.
+    """
+
+    make: Callable[..., Any]
+    data: Callable[[], tuple[Any, dict[str, Any]]]
+    checks: int | str
+    left_out: dict[str, str] = field(default_factory=lambda: NOT_RUN)
+    answer: str = "predict"
+    wrong: dict[str, Any] = field(default_factory=lambda: TRAINED)
+    search: dict[str, list[Any]] = field(default_factory=dict)
+    missing: bool = False
+    frame: bool = True
+
+    def fit(self, **options):
+        X, others = self.data()
+        return self.make(**options).fit(X, **others)
+
+    @cached_property
+    def fitted(self):
+        """To be read, not changed."""
+        return self.fit()
+
+    def answers(self, model):
+        return getattr(model, self.answer)(self.data()[0])
+
+    @property
+    def is_trained(self):
+        return "epochs" in self.make().get_params()
+
+
+def classes(steps=11):
+    X = np.random.default_rng(0).normal(size=(30, steps))
+    return X, {"y": np.where(X[:, 0] > 0, "up", "down")}
+
+
+def cubes():
+    X, labels = classes(22)
+    return X.reshape(30, 2, 11), labels
+
+
+def numbers():
+    X, y = table(30)
+    return X, {"y": y}
+
+
+def ranked():
+    X, y, groups = lists(20)
+    return X, {"y": y, "groups": groups}
+
 
 OPTIONS = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 6, "lr": 0.03, "dropout": 0.0, "batch_size": 32}
-
-
-class CubeClassifier(SeriesClassifier):
-    """Gives a table (cases, columns) on as an array (cases, channels, one step)."""
-
-    def _read(self, X, *labels, **more):
-        return super()._read(cube(X), *labels, **more)
-
-
-def cube(X):
-    table = np.asarray(X)
-    return table[..., None] if table.ndim == 2 else X
-
-
-TABLE = SeriesClassifier(["primal"], **OPTIONS, random_state=0)
-CUBE = CubeClassifier(["softmax"], **OPTIONS | {"epochs": 8, "lr": 0.1}, predict_dtype="float64", random_state=0)
-
-# Check -> why it says nothing here. All others must pass, 60 on tables (in float32) and 59 on 3-D arrays (in float64).
-ALWAYS = {
-    "check_array_api_input": "scikit-learn skips it unless SCIPY_ARRAY_API is set before scipy is imported",
-    "check_sample_weight_equivalence_on_dense_data": "a case of weight 2 is in one batch, two cases are in two; and zeros change "
-    "which cases are held out",
-}
-LEFT_OUT = {
-    TABLE: ALWAYS,
-    CUBE: {
-        **ALWAYS,
-        "check_estimators_empty_data_messages": "it wants a message that names a shape of two axes",
-    },
-}
+ESTIMATORS = {
+    "series of one channel": Listed(
+        partial(SeriesClassifier, **{"attention": ["primal"], **OPTIONS, "random_state": 0}),
+        classes, 60, UNWEIGHTED, "predict_proba", TRAINED | {"layers": 0, "head": "max"}, {"rank": [2, 3]}, missing=True,
+    ),
+    "series of many channels": Listed(
+        partial(
+            CubeClassifier,
+            **{"attention": ["softmax"], **OPTIONS, "epochs": 8, "lr": 0.1, "predict_dtype": "float64", "random_state": 0},
+        ),
+        cubes, 59, UNWEIGHTED | {"check_estimators_empty_data_messages": "it wants a message that names a shape of two axes"},
+        "predict_proba", TRAINED | {"embed_dim": 9}, {"embed_dim": [4, 8]}, missing=True, frame=False,
+    ),
+    "kernel SVD": Listed(
+        partial(KernelSVD, **{"n_components": 3}), lambda: (table(30)[0], {}), 46, answer="transform",
+        wrong={"n_components": 0, "solver": "fast", "n_landmarks": None, "kernel": "rbf"}, search={"n_components": [1, 2]},
+    ),
+    "kernel SVD with landmarks": Listed(
+        partial(
+            KernelSVD,
+            **{"n_components": 2, "kernel": Gaussian(2.0), "solver": "nystrom", "n_landmarks": 7, "random_state": 0},
+        ),
+        lambda: (table(30)[0], {}), "the line above runs them", answer="transform", wrong={"random_state": "x"},
+    ),
+    "regressor": Listed(partial(Numbers, **{"epochs": 8, "lr": 0.03}), numbers, 57, UNWEIGHTED, search={"width": [2, 3]}),
+    "ranker": Listed(partial(Order, **{"epochs": 8}), ranked, "scikit-learn has no rankers: its checks fit without groups"),
+    "transformer": Listed(
+        partial(Coordinates, **{"epochs": 8}), lambda: (table(30)[0], {}), 52, UNWEIGHTED, "transform", search={"lr": [0.01, 0.02]}
+    ),
+}  # fmt: skip
+CHECKED = {name: one for name, one in ESTIMATORS.items() if isinstance(one.checks, int)}
+FRAMED = {name: one for name, one in ESTIMATORS.items() if one.frame}
+SEARCHED = {name: one for name, one in ESTIMATORS.items() if one.search}
+TRAINABLE = {name: one for name, one in ESTIMATORS.items() if one.is_trained}
+CLASSIFIERS = {name: one for name, one in ESTIMATORS.items() if is_classifier(one.make())}
+every = pytest.mark.parametrize("one", ESTIMATORS.values(), ids=ESTIMATORS)
 
 
 def name_of(check):
-    return check.func.__name__ if isinstance(check, partial) else check.__name__
+    return getattr(check, "func", check).__name__
 
 
-def checks(estimator):
-    for made, check in estimator_checks_generator(estimator, mark=None):
-        if name_of(check) not in LEFT_OUT[estimator]:
+def checks_of(one):
+    for estimator, check in estimator_checks_generator(one.make(), mark=None):
+        if name_of(check) not in one.left_out:
+            yield estimator, check
+
+
+def parameters():
+    for name, one in CHECKED.items():
+        for estimator, check in checks_of(one):
             options = "-".join(map(str, getattr(check, "keywords", {})))
-            yield pytest.param(made, check, id=f"{type(estimator).__name__}-{name_of(check)}-{options}".rstrip("-"))
+            yield pytest.param(estimator, check, id=f"{name}-{name_of(check)}-{options}".rstrip("-"))
 
 
-@pytest.mark.parametrize(("estimator", "check"), [*checks(TABLE), *checks(CUBE)])
+@pytest.mark.parametrize(("estimator", "check"), list(parameters()))
 def test_scikit_learn_check(estimator, check):
-    try:
-        assert check(estimator) is None
-    except SkipTest as reason:
-        pytest.fail(f"a check that counts did not run: {reason}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            assert check(estimator) is None
+        except SkipTest as reason:
+            pytest.fail(f"a check that counts did not run: {reason}")
 
 
-def test_the_checks_are_counted():
+@pytest.mark.parametrize("one", CHECKED.values(), ids=CHECKED)
+def test_the_checks_are_counted(one):
     """A release of scikit-learn with other checks is to be noticed."""
-    for estimator, passed in ((TABLE, 60), (CUBE, 59)):
-        names = [name_of(check) for _, check in estimator_checks_generator(estimator, mark=None)]
-        assert len(list(checks(estimator))) == passed
-        assert len(names) == 62
-        assert set(LEFT_OUT[estimator]) <= set(names)
+    names = [name_of(check) for _, check in estimator_checks_generator(one.make(), mark=None)]
+    assert len(list(checks_of(one))) == one.checks
+    assert set(one.left_out) <= set(names)
 
 
-def test_tables_keep_their_column_names():
-    pytest.importorskip("pandas", reason="the extra 'tables' is not installed")
-    check_dataframe_column_names_consistency("SeriesClassifier", TABLE)
+@every
+def test_parameters_go_in_and_out(one):
+    model = one.make()
+    params = model.get_params()
+    assert type(model)(**params).get_params() == params
+    assert clone(model).set_params(**params).get_params() == params
+    name = next(iter(one.wrong))
+    assert clone(model).set_params(**{name: "anything"}).get_params()[name] == "anything", "a constructor only stores"
+    with pytest.raises(ValueError, match="Invalid parameter"):
+        model.set_params(no_such_parameter=1)
+
+
+class Untouched:
+    def __getattr__(self, name):
+        raise AssertionError(f"data was asked for {name}")
+
+    __array__ = __len__ = __iter__ = __getitem__ = __getattr__
+
+
+@every
+def test_parameters_are_refused_before_data_is_touched(one, tmp_path):
+    keeps = {"checkpoint_dir": tmp_path / "kept"} if one.is_trained else {}
+    for name, value in one.wrong.items():
+        model = one.make(**keeps | {name: value})
+        with pytest.raises(InvalidArgument, match=name if name != "device" else "device|cuda:99"):
+            model.fit(Untouched(), Untouched())
+        assert not [fact for fact in vars(model) if fact.endswith("_")]
+    assert list(tmp_path.iterdir()) == []
+
+
+@every
+def test_copies_answer_alike(one):
+    model = one.fitted
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        np.testing.assert_array_equal(one.answers(again), one.answers(model))
+    assert clone(model).get_params() == model.get_params()
+    with pytest.raises(NotFittedError):
+        one.answers(clone(model))
+
+
+def interpreter(code, *arguments):
+    """A new one that finds what this one finds: its command line and environment."""
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return {"args": [sys.executable, "-c", code, *map(str, arguments)], "env": environment, "text": True}
+
+
+OPENED = """
+import sys
+from pathlib import Path
+import numpy as np
+from heedful.bridges.estimator import Estimator
+import small
+assert "pytorch_lightning" not in sys.modules, "whoever serves a model needs no training"
+for folder in Path(sys.argv[1]).iterdir():
+    model = Estimator.from_pretrained(folder / "model")
+    method = getattr(model, (folder / "answer").read_text())
+    np.save(folder / "there.npy", method(np.load(folder / "X.npy")))
+"""
+
+
+def test_a_fresh_process_answers_alike(tmp_path):
+    for name, one in ESTIMATORS.items():
+        folder = tmp_path / name
+        one.fitted.save_pretrained(folder / "model")
+        assert sorted(file.name for file in (folder / "model").iterdir()) == ["config.json", "model.safetensors"]
+        json.loads((folder / "model" / "config.json").read_text(), parse_constant=lambda value: pytest.fail(value))
+        np.save(folder / "X.npy", one.data()[0])
+        (folder / "answer").write_text(one.answer)
+    done = subprocess.run(**interpreter(OPENED, tmp_path), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, one in ESTIMATORS.items():
+        np.testing.assert_array_equal(np.load(tmp_path / name / "there.npy"), one.answers(one.fitted), name)
+
+
+# One interpreter with a process for each estimator; a line tells of each batch, which is an epoch, before it is learned from.
+KILLED = """
+import os, pickle, sys, time
+import torch, torch._dynamo
+torch.set_num_threads(1)
+import heedful.bridges.training, small
+for file in sys.argv[1:]:
+    if not (child := os.fork()):
+        with open(file, "rb") as opened:
+            model, X, others = pickle.load(opened)
+        loss = model._loss
+        def slow(*batch):
+            os.write(1, f"{os.getpid()}\\n".encode())
+            time.sleep(0.2)
+            return loss(*batch)
+        model._loss = slow
+        model.fit(X, **others)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.write(1, b"next\\n")
+"""
+LONG = {"epochs": 8, "batch_size": 64, "patience": None}
+
+
+def test_a_kill_costs_one_epoch_at_most(tmp_path):
+    calls = []
+    for name, one in TRAINABLE.items():
+        X, others = one.data()
+        calls.append(tmp_path / f"{name}.pickle")
+        calls[-1].write_bytes(pickle.dumps((one.make(**LONG, checkpoint_dir=tmp_path / name), X, others)))
+    begun = []
+    with subprocess.Popen(**interpreter(KILLED, *calls), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        for _ in TRAINABLE:
+            count = 0
+            for line in child.stdout:
+                if line == "next\n":
+                    break
+                count += 1
+                if count == 3:
+                    os.kill(int(line), signal.SIGKILL)
+            begun.append(count)
+        errors = child.stderr.read()
+        assert child.wait() == 0, errors
+    for (name, one), count in zip(TRAINABLE.items(), begun, strict=True):
+        assert 3 <= count < LONG["epochs"], (name, errors)
+        assert len(list((tmp_path / name).iterdir())) == 1, name
+        model = one.fit(**LONG, checkpoint_dir=tmp_path / name)
+        assert count - 1 <= model.training_.resumed <= count, name
+        wanted = one.fit(**LONG)
+        assert model.training_.epochs == wanted.training_.epochs, name
+        np.testing.assert_array_equal(one.answers(model), one.answers(wanted), name)
+        assert list((tmp_path / name).iterdir()) == [], name
+
+
+@every
+def test_equal_seeds_give_equal_models(one):
+    if "random_state" in one.make().get_params():
+        first, second = (one.fit(random_state=np.random.RandomState(5)) for _ in range(2))
+        np.testing.assert_array_equal(one.answers(first), one.answers(second))
+        if one.is_trained:
+            np.testing.assert_array_equal(one.answers(first), one.answers(one.fit(random_state=first.seed_)))
+            assert not np.array_equal(one.answers(first), one.answers(one.fit(random_state=first.seed_ + 1)))
+    np.testing.assert_array_equal(one.answers(one.fit()), one.answers(one.fitted))
+
+
+@every
+def test_the_caller_finds_everything_as_it_was(one, tmp_path, monkeypatch, capfd):
+    """Where no progress is asked for nothing is printed; no file is left, no signal, seed or datum changed."""
+    monkeypatch.chdir(tmp_path)
+    X, others = one.data()
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), signal.getsignal(signal.SIGINT), X.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = one.make(**{"device": "auto", "progress": False} if one.is_trained else {}).fit(X, **others)
+        answers = getattr(model, one.answer)(X)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+    assert signal.getsignal(signal.SIGINT) is before[2]
+    assert np.array_equal(X, before[3])
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+    if one.is_trained:
+        assert {part.device.type for part in model.network_.parameters()} == {"cpu"}
+        assert not model.network_.training
+    if not torch.cuda.is_available():
+        np.testing.assert_array_equal(answers, one.answers(one.fitted))
+
+
+@every
+def test_missing_values_are_read_or_refused(one):
+    X, others = one.data()
+    X = X.copy()
+    X[3, ..., 1] = np.nan
+    if one.missing:
+        assert np.isfinite(getattr(one.make().fit(X, **others), one.answer)(X)).all()
+        return
+    with pytest.raises(ValueError, match="NaN"):
+        one.make().fit(X, **others)
+    with pytest.raises(ValueError, match="NaN"):
+        getattr(one.fitted, one.answer)(X)
+
+
+@pytest.mark.parametrize("one", FRAMED.values(), ids=FRAMED)
+def test_columns_of_frames_keep_their_names(one, tmp_path):
+    X, others = one.data()
+    frame = pd.DataFrame(X, columns=[f"column {at}" for at in range(X.shape[1])])
+    model = one.make().fit(frame, **others)
+    assert model.feature_names_in_.tolist() == frame.columns.tolist()
+    np.testing.assert_array_equal(getattr(model, one.answer)(frame), one.answers(one.fitted))
+    model.save_pretrained(tmp_path)
+    again = Estimator.from_pretrained(tmp_path)
+    assert again.feature_names_in_.tolist() == frame.columns.tolist()
+    for other in (frame[frame.columns[::-1]], frame.rename(columns={"column 0": "another"})):
+        with pytest.raises(ValueError, match="feature names should match"):
+            getattr(again, one.answer)(other)
+    if isinstance(one.checks, int):
+        check_dataframe_column_names_consistency(type(model).__name__, one.make())
+
+
+@pytest.mark.parametrize("one", CLASSIFIERS.values(), ids=CLASSIFIERS)
+def test_one_class_is_refused_and_unseen_labels_are_scored(one):
+    X, others = one.data()
+    with pytest.raises(ValueError, match="one class"):
+        one.make().fit(X, np.full(len(X), "up"))
+    unseen = np.where(np.arange(len(X)) % 3 > 0, others["y"], "unseen")
+    right = one.fitted.predict(X) == unseen
+    assert one.fitted.score(X, unseen) == pytest.approx(right.mean())
+
+
+@pytest.mark.parametrize("one", SEARCHED.values(), ids=SEARCHED)
+def test_it_is_searched_over_in_a_pipeline(one):
+    X, others = one.data()
+    quick = {"epochs": 1} if one.is_trained else {}
+    model = one.make(**quick)
+    step = type(model).__name__.lower()
+    grid = {f"{step}__{name}": np.array(values) for name, values in one.search.items()}
+    scoring = (
+        None if hasattr(model, "score") else lambda fitted, X, y=None: float(np.square(fitted.transform(X)).mean())
+    )
+    pipeline = make_pipeline(FunctionTransformer(np.cumsum, kw_args={"axis": -1}), model)
+    search = GridSearchCV(pipeline, grid, cv=2, scoring=scoring, error_score="raise").fit(X, **others)
+    assert search.best_params_.keys() == grid.keys()
+    assert np.isfinite(search.score(X, **others))

@@ -15,21 +15,10 @@ pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not instal
 
 import pandas as pd
 
+from bumps import two_bumps
 from heedful.series import SeriesClassifier
 
 SMALL = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 2, "random_state": 0}
-
-
-def two_bumps(count, seed, steps=11):
-    """A bump in channel 0, a later one in channel 1; the class says whether their signs agree.
-
-    Neither one step nor any weighted sum of steps knows it: what is needed is to bring two steps together.
-    """
-    rng = np.random.default_rng(seed)
-    X, signs = 0.1 * rng.normal(size=(count, 2, steps)), rng.choice([-1, 1], size=(count, 2))
-    X[np.arange(count), 0, rng.integers(0, 5, count)] += 2 * signs[:, 0]
-    X[np.arange(count), 1, rng.integers(6, steps, count)] += 2 * signs[:, 1]
-    return X, np.where(signs.prod(1) > 0, "same", "other")
 
 
 def network(kernels=("softmax",), head="flatten", **options):
@@ -305,8 +294,6 @@ def test_a_learned_kernel_among_the_parameters_is_left_alone(fitted):
         ({"attention": []}, "attention names 0 layers"),
         ({"attention": ["softmax"], "layers": 2}, "attention names 1 layers and layers=2"),
         ({"attention": "softmax+primal", "layers": 1}, "attention names 2 layers and layers=1"),
-        ({"layers": 0}, "layers must be a whole number"),
-        ({"embed_dim": 9}, "embed_dim must be a multiple of num_heads"),
         ({"rank": 0}, "rank must be"),
         ({"eta": -1}, "eta must be a number from 0 on"),
         ({"epochs": None}, "epochs must be a whole number from 1 on; got None"),
@@ -314,18 +301,11 @@ def test_a_learned_kernel_among_the_parameters_is_left_alone(fitted):
         ({"lr": None}, "lr must be a number above 0; got None"),
         ({"random_state": -1}, "random_state must be None, an integer from 0"),
         ({"random_state": np.random.default_rng(0)}, "or a RandomState; got Generator"),
-        ({"head": "max"}, "head must be one of flatten, mean"),
         ({"dropout": 1.0}, "dropout must be a number from 0 and below 1"),
-        ({"epochs": 0}, "epochs must be a whole number"),
-        ({"batch_size": "big"}, "batch_size must be 'auto'"),
         ({"batch_size": 2.5}, "batch_size must be a whole number"),
-        ({"lr": 0.0}, "lr must be a number above 0"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be a number from 0 and below 1, or None"),
-        ({"patience": -1}, "patience must be a whole number"),
         ({"hidden": -1}, "hidden must be a whole number"),
         ({"max_len": "x"}, "max_len must be a whole number"),
         ({"device": "abacus"}, "device must be 'auto'"),
-        ({"device": "cuda:99"}, "there is no device 'cuda:99' here"),
     ],
 )
 def test_bad_parameters_are_told_before_work_starts(options, told, fitted, tmp_path):

@@ -14,12 +14,12 @@ from heedful._savable import digest
 pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
+from bumps import two_bumps
 from heedful.bridges import training
 from heedful.bridges.estimator import Estimator, outputs
 from heedful.bridges.predictors import Classifier
 from heedful.bridges.samples import weights_of
 from heedful.series import SeriesClassifier
-from test_series import two_bumps
 
 SMALL = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 3, "random_state": 0}
 X, Y = two_bumps(60, 0)
@@ -155,29 +155,30 @@ def test_a_network_in_training_mode_answers_all_the_same(model):
     model.set_params(predict_dtype="float32")
 
 
-def test_a_fresh_process_opens_a_folder_by_any_base(model, tmp_path):
+def test_a_fresh_process_opens_a_folder_of_the_first_release(model, tmp_path):
+    """It names no module."""
     model.save_pretrained(tmp_path)
     np.save(tmp_path / "x.npy", X[:3])
-    code = """
-import sys, numpy
-from heedful.bridges.estimator import Estimator
-from heedful.bridges.predictors import Classifier
-for base in (Estimator, Classifier):
-    model = base.from_pretrained(sys.argv[1])
-    print(type(model).__module__, model.class_weight, model.predict(numpy.load(sys.argv[2])).tolist())
-"""
-    wanted = f"heedful.series.classifier {{'same': 2}} {model.predict(X[:3]).tolist()}\n"
-
-    def opened():
-        call = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "x.npy")]
-        return subprocess.run(call, capture_output=True, text=True, check=True).stdout
-
-    assert opened() == 2 * wanted
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["estimator"].pop("module") == "heedful.series.classifier"
     config["sha256"] = digest(config, (tmp_path / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert opened() == 2 * wanted, "a folder of the first release names no module"
+    code = """
+import sys, numpy
+from heedful import MissingExtra
+from heedful.bridges.predictors import Classifier
+sys.modules["pytorch_lightning"] = None
+model, X = Classifier.from_pretrained(sys.argv[1]), numpy.load(sys.argv[2])
+print(type(model).__module__, model.class_weight, model.predict(X).tolist())
+try:
+    model.fit(X, [0, 1, 1])
+except MissingExtra as error:
+    print(error)
+"""
+    call = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "x.npy")]
+    opened, refused = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert opened == f"heedful.series.classifier {{'same': 2}} {model.predict(X[:3]).tolist()}"
+    assert "pip install 'heedful[train]'" in refused
 
 
 def test_an_estimator_of_ones_own(model, tmp_path):

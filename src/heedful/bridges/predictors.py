@@ -81,8 +81,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     def _labelled(self, samples: Samples) -> Samples:
         target = np.array(samples.target, dtype=np.float64)
-        weights = weights_of(np.zeros(1), np.zeros(len(samples), dtype=int), None, samples.weights)
-        return replace(samples, target=target, weights=weights)
+        return replace(samples, target=target, weights=_case_weights(samples))
 
     def _scale(self, samples: Samples) -> None:
         assert samples.target is not None
@@ -183,9 +182,20 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
 
     _n_features_out: int
 
+    def _read(self, X: Any, y: Any = None, *weights_and_groups: Any, fitting: bool = False) -> Samples:
+        return super()._read(X, None, *weights_and_groups, fitting=fitting)
+
+    def _labelled(self, samples: Samples) -> Samples:
+        return replace(samples, weights=_case_weights(samples))
+
     def transform(self, X: Any) -> np.ndarray:
         """The coordinates of each case."""
         return self._outputs(X)
+
+
+def _case_weights(samples: Samples) -> np.ndarray | None:
+    """A weight for each case where there are no classes to weigh."""
+    return weights_of(np.zeros(1), np.zeros(len(samples), dtype=int), None, samples.weights)
 
 
 def _weighted(loss: Tensor, weight: Tensor | None) -> Tensor:
