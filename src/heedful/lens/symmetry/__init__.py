@@ -12,8 +12,7 @@ coefficients and their formula where it holds.
 """
 
 from heedful.lens.symmetry._audit import Audit, audit
-from heedful.lens.symmetry._bound import failure_bound
-from heedful.lens.symmetry._report import Component, Counterexample, Report, SymmetryBroken
+from heedful.lens.symmetry._report import Component, Counterexample, Report, SymmetryBroken, failure_bound
 from heedful.lens.symmetry.coefficients import Coefficients, coefficient_function, recover_coefficients, symmetrize
 from heedful.lens.symmetry.equivariance import check_equivariance, check_permutation
 from heedful.lens.symmetry.formula import Candidate, Formula, identify

@@ -113,19 +113,15 @@ class Audit(Result):
                 f"  {report.symmetry:<10} {name:<24} {verdict:<9} {failed:<8} {report.largest:<14.2g} {report.bound:.2%}"
             )
         first = next((r for r in self.reports.values() if isinstance(r, Report)), None)
-        if first is not None:
-            lines += wrap(f"inputs: {first.sample}", 98, initial_indent="  ", subsequent_indent="    ")
-        reasons: dict[str, list[str]] = {}
+        asides: dict[tuple[str, str], list[str]] = {}
         for check, why in self.refused.items():
-            reasons.setdefault(why, []).append(check)
-        for why, which in reasons.items():
-            lines += wrap(f"{', '.join(which)} not tested: {why}", 98, initial_indent="  ", subsequent_indent="    ")
-        notes: dict[str, list[str]] = {}
+            asides.setdefault(("{} not tested: ", why), []).append(check)
         for check, report in self.reports.items():
             for note in report.notes if isinstance(report, Report) else ():
-                notes.setdefault(note, []).append(check)
-        for note, which in notes.items():
-            lines += wrap(f"note on {', '.join(which)}: {note}", 98, initial_indent="  ", subsequent_indent="    ")
+                asides.setdefault(("note on {}: ", note), []).append(check)
+        texts = [start.format(", ".join(which)) + text for (start, text), which in asides.items()]
+        for text in [f"inputs: {first.sample}", *texts] if first is not None else texts:
+            lines += wrap(text, 98, initial_indent="  ", subsequent_indent="    ")
         lines += [self.conclusion] if self.conclusion else []
         examples = [r for r in self.reports.values() if isinstance(r, Report) and r.counterexample is not None]
         for report in examples[:1]:

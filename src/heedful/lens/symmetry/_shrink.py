@@ -89,7 +89,7 @@ def _simplified(trial: Trial, attempt: Callable[[Move, Tensor, Tensor | None], T
         if smaller_trial is not None:
             trial = smaller_trial
             break
-    for rounder in (_whole, _one_hot):
+    for rounder in (Tensor.round, _one_hot):
         z = None if trial.z is None else rounder(trial.z)
         trial = attempt(trial.move, rounder(trial.x), z) or attempt(trial.move, rounder(trial.x), trial.z) or trial
     return trial
@@ -101,10 +101,6 @@ def _restricted(move: Move, rows: int) -> Move | None:
         return move
     order = move.data[move.data < rows]
     return Shuffle(move.name, order) if rows > 1 and not torch.equal(order, torch.arange(rows)) else None
-
-
-def _whole(rows: Tensor) -> Tensor:
-    return rows.round()
 
 
 def _one_hot(rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import Any, Literal
@@ -15,9 +15,8 @@ from torch import Tensor
 from heedful._errors import HeedfulError, InvalidArgument
 from heedful._runtime import undisturbed
 from heedful._settings import documented
-from heedful.lens.symmetry._bound import failure_bound
 from heedful.lens.symmetry._inputs import GIVEN, NORMAL, Input, drawn, inputs
-from heedful.lens.symmetry._report import Component, Counterexample, Report
+from heedful.lens.symmetry._report import Component, Counterexample, Report, failure_bound
 from heedful.lens.symmetry._shrink import shrink
 from heedful.lens.symmetry._trial import CAP, FINE, FLOOR, VANISHES, WEAK, Test, Trial, settled
 from heedful.lens.symmetry.callee import Callee, Function, Roles
@@ -225,7 +224,12 @@ def _report(
     if failed and same:
         worst = failed[0]
         if shrinking:
-            worst = shrink(_again(test, tolerance), failed, group, symmetry, first.kind != GIVEN)
+
+            def run(move: Move, x: Tensor, z: Tensor | None) -> Trial:
+                trial = test.run(move, x, z)
+                return replace(trial, tolerance=max(trial.tolerance, tolerance))
+
+            worst = shrink(run, failed, group, symmetry, first.kind != GIVEN)
         # Errors above the cap are not measured each for itself; they fail what was let pass elsewhere as well.
         allowed = max(worst.tolerance, tolerance) if worst.error > CAP else worst.tolerance
         reason = "the output is not finite" if worst.error == math.inf else ""
@@ -255,13 +259,3 @@ def _report(
         notes=notes,
         counterexample=example,
     )
-
-
-def _again(test: Test, tolerance: float) -> Callable[[Move, Tensor, Tensor | None], Trial]:
-    """Trials for the shrinker, with the largest tolerance that was given before."""
-
-    def run(move: Move, x: Tensor, z: Tensor | None) -> Trial:
-        trial = test.run(move, x, z)
-        return replace(trial, tolerance=max(trial.tolerance, tolerance))
-
-    return run
