@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import inspect
 import io
-import json
 import os
 import re
 import warnings
@@ -24,7 +23,7 @@ from heedful._errors import CorruptModel, InvalidArgument
 from heedful._files import check_place, located, write
 from heedful._tasks import TASKS, task_of
 from heedful._text import quantity
-from heedful.cli.arguments import AsJson
+from heedful.cli.arguments import AsJson, echo
 
 if TYPE_CHECKING:
     from heedful._tasks import Task
@@ -95,7 +94,7 @@ def fit(
     with suppress(OSError):  # something of the user's lies there
         checkpoints.rmdir()
     outcome = _outcome(model, data) | {"saved": str(folder)}
-    typer.echo(json.dumps(outcome, indent=2) if as_json else _summary(outcome))
+    echo(outcome, as_json, _summary)
 
 
 def predict(
@@ -142,13 +141,16 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
     with _warnings_in_a_line():
         value = _quality(model, data)
     outcome = {"data": repr(data), "cases": len(data.y), model.metric: value}
-    typer.echo(json.dumps(outcome, indent=2) if as_json else f"{data!r}\n{model.metric} {value:.4f}")
+    echo(outcome, as_json, lambda _: f"{data!r}\n{model.metric} {value:.4f}")
 
 
 def _estimator(args: list[str]) -> type[Any]:
     """The estimator that the words of a command mean; the first of all where they do not tell."""
     options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
+    # Before the estimator, and torch with it, is imported.
+    if files and "--help" not in args and not any(Path(word).expanduser().is_file() for word in files):
+        _check_file(Path(files[0]))
     if options.get("--task") in TASKS:
         kind = TASKS[options["--task"]]
     else:
