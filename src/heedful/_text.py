@@ -24,6 +24,15 @@ def short(count: int) -> str:
     return str(count)
 
 
+def cut(text: str, most: int) -> str:
+    """A text of so many signs at most.
+
+    >>> cut("a long sentence", 9)
+    'a long...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def printable(text: str) -> str:
     """A text on one line, with nothing in it that does not print.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -16,7 +15,7 @@ import typer
 from heedful import __version__
 from heedful._errors import HeedfulError
 from heedful.bridges.reading import DEMO
-from heedful.cli.arguments import AsJson, Model, Text, TextFile, in_options, spellings
+from heedful.cli.arguments import AsJson, Model, Text, TextFile, echo, in_options, spellings
 from heedful.cli.discover import discover
 from heedful.cli.explain import explain
 from heedful.cli.fit import FitCommand, fit, predict, score
@@ -127,7 +126,7 @@ def _look(
     with bar() as say:
         result = look(folder, words, max_tokens=max_tokens, progress=say)
         written = None if place is None else result.save(place)
-    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+    echo(result, as_json)
     if written is not None:
         typer.echo(f"\nreport written to {place}", err=as_json)
         if open_it:
@@ -141,7 +140,7 @@ def _doctor(as_json: AsJson = False) -> None:
 
     health = examine()
     if as_json:
-        typer.echo(json.dumps(health.to_dict(), indent=2))
+        echo(health, as_json)
     else:
         show(health)
 

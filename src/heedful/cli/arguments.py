@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from heedful._result import plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Model = Annotated[
@@ -24,6 +27,12 @@ Text = Annotated[
     typer.Argument(metavar="TEXT", help="What the model reads; - for standard input.", show_default="a sentence"),
 ]
 TextFile = Annotated[Path | None, typer.Option(help="Read the text from this file instead.")]
+
+
+def echo(result: Any, as_json: bool, text: Callable[[Any], str] = str) -> None:
+    """Prints a result as JSON alone, or as text for people."""
+    typer.echo(json.dumps(plain(result), indent=2) if as_json else text(result))
+
 
 # Verbs with which a message says something of an argument rather than of the thing it names.
 VERBS = "must|needs?|is|are|has|have|takes?|goes|cannot|gives|says|counts?"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from pathlib import Path
@@ -15,7 +14,7 @@ from heedful._files import check_place, write
 from heedful._plot import check_picture, save_picture
 from heedful._progress import bar
 from heedful._text import quantity
-from heedful.cli.arguments import AsJson
+from heedful.cli.arguments import AsJson, echo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,7 +178,7 @@ def discover(
         write(graphml, graph.to_graphml())
     if plot is not None:
         save_picture(plot, lambda: graph.plot(layout="graph"))
-    typer.echo(json.dumps(graph.to_dict(), indent=2) if as_json else _summary(graph))
+    echo(graph, as_json, _summary)
     if not as_json:
         for path in files:
             typer.echo(f"written to {path}")

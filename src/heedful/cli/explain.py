@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from heedful._files import check_place, write
 from heedful._plot import check_picture, save_picture
 from heedful._progress import bar
 from heedful.bridges.reading import DEMO
-from heedful.cli.arguments import AsJson, Model, Text, TextFile, in_options, with_options
+from heedful.cli.arguments import AsJson, Model, Text, TextFile, echo, in_options, with_options
 from heedful.lens.causes.settings import ExplainSettings
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def explain(
             result = explainer.explain(words or SENTENCE, target, progress=progress)
     if explain_windows:
         if as_json:
-            typer.echo(json.dumps({"windows": [window.to_dict() for window in windows]}, indent=2))
+            echo({"windows": windows}, as_json)
             return
         for window in windows:
             typer.echo(f"{window.part[:1].upper()}{window.part[1:]}.")
@@ -88,7 +87,7 @@ def explain(
     if plot is not None:
         save_picture(plot, result.plot)
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2))
+        echo(result, as_json)
         return
     _show(result)
     for path in files:

@@ -12,7 +12,7 @@ from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful._files import write
 from heedful._text import quantity
-from heedful.cli.arguments import AsJson, spellings
+from heedful.cli.arguments import AsJson, echo, spellings
 
 if TYPE_CHECKING:
     from heedful.lens.depth import Projection
@@ -59,12 +59,12 @@ def plan(
     if table:
         _alone(context, "table", "as_json")
         rows = depth.published_table()
-        typer.echo(json.dumps([row.to_dict() for row in rows], indent=2) if as_json else _published(rows))
+        echo(rows, as_json, _published)
         return
     if model is not None:
         _alone(context, "model", "law", "as_json")
         verdict = depth.audit(str(Path(model).expanduser()) if model.strip() else model, law=law)
-        typer.echo(json.dumps(verdict.to_dict(), indent=2) if as_json else str(verdict))
+        echo(verdict, as_json)
         return
     if out is not None and hf is None:
         raise InvalidArgument("--out writes a config.json; say which kind with --hf, as in --hf llama")
@@ -93,7 +93,7 @@ def plan(
             typer.echo(config)
             return
         file = _write(config + "\n", out.expanduser())
-    typer.echo(json.dumps(best.to_dict(), indent=2) if as_json else str(best))
+    echo(best, as_json)
     if file is not None and not as_json:
         typer.echo(f"wrote {file}")
 
@@ -117,7 +117,7 @@ def seprank(
     bound = sep_bound(min(width, embedding_rank or width), depth)
     result = {"depth": depth, "width": width, "heads": heads, "tokens": n_tokens, "ranks": ranks, "bound": bound}
     if as_json:
-        typer.echo(json.dumps(result, indent=2))
+        echo(result, as_json)
         return
     typer.echo(
         f"separation rank {max(ranks)} of at most {bound} (depth {depth}, width {width}, {quantity(heads, 'head')},"

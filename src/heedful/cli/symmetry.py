@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful.cli.arguments import AsJson, in_options, spellings
+from heedful.cli.arguments import AsJson, echo, in_options, spellings
 
 
 def find(target: str) -> Any:
@@ -136,7 +135,7 @@ def symmetry(
     result = _spelled(result, spellings(context.command))
     if checks and result.refused:
         raise InvalidArgument(next(iter(result.refused.values())))
-    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+    echo(result, as_json)
     code = _code(result, checks or ())
     if code:
         raise typer.Exit(code)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from heedful._errors import InvalidArgument
 from heedful._result import Result, plain
+from heedful._text import cut
 from heedful.bridges.words import token_text
 from heedful.lens.attention import UNNAMED, AttentionSummary, HeadSummary, TokenPair, heads_of
 from heedful.lens.probe import probe
@@ -115,9 +116,7 @@ def findings(summary: AttentionSummary) -> tuple[Finding, ...]:
     # No pair stands out where attention is nearly even.
     pairs = [pair for pair in summary.pairs(3) if pair.weight >= 2 / len(summary.tokens)]
     if pairs:
-        shares = ", ".join(
-            f"{_cut(str(pair), 40)} ({pair.weight:.2f}, head {pair.layer}.{pair.head})" for pair in pairs
-        )
+        shares = ", ".join(f"{cut(str(pair), 40)} ({pair.weight:.2f}, head {pair.layer}.{pair.head})" for pair in pairs)
         sentences.append(
             Finding(
                 f"The strongest attention between words that are not neighbours: {shares}.",
@@ -235,17 +234,13 @@ def _brief(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 
-def _cut(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
 def _pairs(pairs: Sequence[TokenPair]) -> Iterator[Block]:
     """The strongest pairs: a list that opens their maps, and a table for the terminal."""
     if not pairs:
         return
     items: list[Text] = [
         [
-            Link(f"{_cut(pair.query_token)} \u2192 {_cut(pair.key_token)}", f"head-{pair.layer}-{pair.head}", (pair.query, pair.key)),
+            Link(f"{cut(pair.query_token, 60)} \u2192 {cut(pair.key_token, 60)}", f"head-{pair.layer}-{pair.head}", (pair.query, pair.key)),
             " ",
             Mark(f"{pair.weight:.2f}", "weight"),
             Mark(f"layer {pair.layer}, head {pair.head}", "where"),
@@ -256,9 +251,9 @@ def _pairs(pairs: Sequence[TokenPair]) -> Iterator[Block]:
     yield Note(caption, title="Strongest pairs", name="strongest-pairs", shown="page")
     yield Items(items, style="pairs", shown="page")
     rows = [[str(pair), f"{pair.weight:.2f}", f"layer {pair.layer}, head {pair.head}"] for pair in pairs]
-    width = max(len(_cut(row[0])) for row in rows)
+    width = max(len(cut(row[0], 60)) for row in rows)
     lines = ["The strongest pairs of tokens, neighbours and special tokens left out:"]
-    lines += [f"  {_cut(pair):<{width}}  {weight}  {where}" for pair, weight, where in rows]
+    lines += [f"  {cut(pair, 60):<{width}}  {weight}  {where}" for pair, weight, where in rows]
     yield Prose("\n".join(lines), style="verbatim", shown="terminal")
 
 
@@ -281,7 +276,7 @@ def _tables(summary: AttentionSummary | None, ranges: Sequence[HeadRange]) -> It
             [one.layer, one.head, _role(one)]
             + [f"{one.entropy:.3f}", f"{one.normalized_entropy:.0%}", f"{one.distance:.2f}"]
             + [f"{getattr(one, name):.3f}" for name in shares]
-            + [_cut(str(one.farther or ""), 40)]
+            + [cut(str(one.farther or ""), 40)]
             for heads in summary.layers
             for one in heads
         ]

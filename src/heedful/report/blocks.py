@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from heedful._result import Result
-from heedful._text import printable
+from heedful._text import cut, printable
 
 if TYPE_CHECKING:
     from heedful.report.charts import Chart
@@ -32,8 +32,8 @@ __all__ = [
     "plain_text",
 ]
 
-# Columns of a terminal.
-WIDE = 98
+# Columns of a terminal, and of a cell in it.
+WIDE, CELL = 98, 24
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Table(Block):
         return self.caption or ", ".join(self.head)
 
     def lines(self) -> Iterator[str]:
-        cells = [[_cut(_cell(cell)) for cell in row] for row in (*([self.head] if self.head else ()), *self.rows)]
+        cells = [[cut(_cell(cell), CELL) for cell in row] for row in (*([self.head] if self.head else ()), *self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         yield from textwrap.wrap(f"{self.caption}:", WIDE) if self.caption else ()
         for row in cells:
@@ -183,10 +183,6 @@ def is_numeric(cell: Any) -> bool:
 
 def _cell(cell: Any) -> str:
     return printable(cell.text if isinstance(cell, Link | Mark) else str(cell))
-
-
-def _cut(text: str, most: int = 24) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 @dataclass(frozen=True)

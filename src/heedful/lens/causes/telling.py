@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from heedful._text import quantity
+from heedful._text import cut, quantity
 from heedful.lens.causes.questions import PUNCTUATION
 from heedful.lens.causes.result import measurable
 
@@ -193,7 +193,7 @@ def _rows(result: Explanation, sets: Sequence[Removal], width: int) -> list[str]
         effect = f"{result.measure} {' -> '.join(change(result.before, one.score))}"
         effect += f", rank {result.rank} -> {one.rank}" if result.rank > 1 else ""
         then = f", answer {after(result, one)}" if after(result, one) else ""
-        rows.append(_fit(f"  {_fit(name, room):<{room}}  {effect}{then}", width))
+        rows.append(cut(f"  {cut(name, room):<{room}}  {effect}{then}", width))
     return rows + _rest(len(sets) - SETS)
 
 
@@ -207,16 +207,12 @@ def _score_lines(result: Explanation, width: int) -> list[str]:
     text.append(f"  {thing:<{room}}  removed alone  mean effect  sets")
     for one in ranked[:WORDS]:
         effects = f"{effect_of(one.leave_one_out):>13}  {effect_of(one.mean_effect):>11}  {one.sets:>4}"
-        text.append(f"  {_fit(one.word, room):<{room}}  {effects}")
+        text.append(f"  {cut(one.word, room):<{room}}  {effects}")
     return text + _rest(len(ranked) - WORDS)
 
 
 def _rest(count: int) -> list[str]:
     return [f"  ... {count} more; --json prints all"] if count > 0 else []
-
-
-def _fit(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 3] + "..."
 
 
 def by_reason(result: Explanation) -> dict[str, list[str]]:
