@@ -16,6 +16,7 @@ from heedful._files import write
 from heedful._plot import Axes
 from heedful._progress import Progress, silent
 from heedful._result import plain
+from heedful._runtime import undisturbed
 from heedful._text import quantity, short
 from heedful.bridges import answers, reading
 from heedful.bridges.words import token_text
@@ -321,7 +322,8 @@ def _read(opened: _Opened, text: str, max_tokens: int | None) -> tuple[dict[str,
 
 def _observe(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
     try:
-        return observe(model, inputs, tokenizer=tokenizer)
+        with undisturbed(model):
+            return observe(model, inputs, tokenizer=tokenizer)
     except HeedfulError:
         raise
     # Models fail by every class there is, most often because they want more than a text.

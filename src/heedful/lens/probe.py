@@ -11,7 +11,8 @@ from torch import Tensor
 
 from heedful._errors import HeedfulError
 from heedful._progress import Progress, silent
-from heedful.bridges.reading import Reading, limit_of, read_text
+from heedful._runtime import undisturbed
+from heedful.bridges.reading import Reading, inputs_of, limit_of, read_text
 from heedful.bridges.words import segments
 from heedful.lens._english import ARTICLES, PREPOSITIONS, PRONOUNS, PUNCTUATION
 from heedful.lens.observation import Observation, observe
@@ -69,12 +70,17 @@ def probe(model: Any, tokenizer: Any, progress: Progress = silent) -> Probed:
     for done, (text, *links) in enumerate(known):
         progress(done, len(known) + 1, "attention")
         reading = read_text(model, tokenizer, text)
-        inputs = {name: value.to(model.device) for name, value in tokenizer(text, return_tensors="pt").items()}
-        _tally(tallies, _seen(model, inputs), _word_tests(reading, links), reading.special, positions=True)
+        _tally(
+            tallies,
+            _observed(model, inputs_of(model, tokenizer, text)),
+            _word_tests(reading, links),
+            reading.special,
+            positions=True,
+        )
     ids, earlier = _repeated(model, tokenizer)
     if earlier:
         inputs = {"input_ids": ids[None].to(model.device)}
-        _tally(tallies, _seen(model, inputs), _repeat_tests(earlier), [False] * len(ids))
+        _tally(tallies, _observed(model, inputs), _repeat_tests(earlier), [False] * len(ids))
     else:
         notes.append("Duplicates and induction were not tested: the vocabulary or the model's limit is too small.")
     return Probed(_by_layer(tallies), tuple(notes))
@@ -92,8 +98,9 @@ def _known(model: Any, tokenizer: Any, text: str) -> bool:
     return unknown not in reading.ids and len(reading.ids) <= 2 * words + 4
 
 
-def _seen(model: Any, inputs: dict[str, Any]) -> Observation:
-    return observe(model, inputs, keep=("weights",))
+def _observed(model: Any, inputs: dict[str, Any]) -> Observation:
+    with undisturbed(model):
+        return observe(model, inputs, keep=("weights",))
 
 
 def _tally(
@@ -125,7 +132,7 @@ def _word_tests(reading: Reading, links: Sequence[str]) -> dict[str, Tensor]:
     """The keys that each test wants of a sentence."""
     text, n = reading.text, len(reading.ids)
     spans = [text[slice(*span)] if span else "" for span in reading.spans]
-    places = {text[start:end]: _within(reading, start, end) for start, end in segments(text)}
+    places = dict(reading.places())
     tests = {name: torch.zeros(n, n, dtype=torch.bool) for name in (*LINKS, *BACK.values(), "same word class")}
     for name, pairs in zip(LINKS, links, strict=True):
         for one, other in (pair.split(">") for pair in pairs.split()):
@@ -136,10 +143,6 @@ def _word_tests(reading: Reading, links: Sequence[str]) -> dict[str, Tensor]:
         same = torch.tensor([span.lower() in members for span in spans])
         tests["same word class"] |= same & same[:, None] & ~torch.eye(n, dtype=torch.bool)
     return tests
-
-
-def _within(reading: Reading, start: int, end: int) -> list[int]:
-    return [at for at, span in enumerate(reading.spans) if span and start < span[1] and span[0] < end]
 
 
 def _repeated(model: Any, tokenizer: Any) -> tuple[Tensor, list[int]]:
@@ -178,8 +181,10 @@ def _repeat_tests(earlier: Sequence[int]) -> dict[str, Tensor]:
 
 
 def _by_layer(tallies: Mapping[tuple[int, str], Tally]) -> dict[int, list[list[Role]]]:
-    roles_by_layer: dict[int, list[list[Role]]] = {}
-    for layer in dict.fromkeys(layer for layer, _ in tallies):
-        columns = [tally.roles(name) for (at, name), tally in tallies.items() if at == layer]
-        roles_by_layer[layer] = [[role for role in roles if role.places] for roles in zip(*columns, strict=True)]
-    return roles_by_layer
+    columns: dict[int, list[Sequence[Role]]] = {}
+    for (layer, name), tally in tallies.items():
+        columns.setdefault(layer, []).append(tally.roles(name))
+    return {
+        layer: [[role for role in roles if role.places] for roles in zip(*own, strict=True)]
+        for layer, own in columns.items()
+    }

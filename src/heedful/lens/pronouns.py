@@ -11,8 +11,8 @@ from torch import Tensor
 
 from heedful._errors import HeedfulError, Unsupported
 from heedful._result import Result, plain
+from heedful._runtime import undisturbed
 from heedful.bridges.reading import Reading, read_text
-from heedful.bridges.words import segments
 from heedful.lens._english import FUNCTION, PERSONAL
 from heedful.lens.looking import SENTENCE
 from heedful.lens.observation import Observation, observe
@@ -161,7 +161,7 @@ def references(observation: Observation, reading: Reading, known: str | None = N
         known: the word that the pronouns stand for; by default, of each pronoun, the one that heads attend to most.
     """
     layers = _layers(observation)
-    words = _words(reading, observation.valid.shape[1])
+    words = reading.places(observation.valid.shape[1])
     names = [_plain(word) for word, _ in words]
     results = []
     for at, (word, places) in enumerate(words):
@@ -190,16 +190,6 @@ def _layers(observation: Observation) -> list[Any]:
     """The layers in which tokens attend to tokens of the same text."""
     n = observation.valid.shape[1]
     return [one for one in observation if one.kind == "self" and one.queries_len == one.keys_len == n]
-
-
-def _words(reading: Reading, n: int) -> list[tuple[str, list[int]]]:
-    """The words of a text with the places of their tokens, as far as the model read it."""
-    words = []
-    for start, end in segments(reading.text):
-        places = [at for at, span in enumerate(reading.spans[:n]) if span and start < span[1] and span[0] < end]
-        if places:
-            words.append((reading.text[start:end], places))
-    return words
 
 
 def _rows(layers: Sequence[Any], query: int) -> dict[tuple[int, int], Tensor]:
@@ -248,7 +238,7 @@ def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, 
     """The reference with what becomes of it in a second run, on a text in which one word is replaced."""
     sides = []
     for observation, reading in runs:
-        words = _words(reading, observation.valid.shape[1])
+        words = reading.places(observation.valid.shape[1])
         places = dict(reversed(words))
         if not {reference.pronoun, reference.word, other} <= set(places):
             return reference
@@ -309,10 +299,8 @@ def _compared(one: Reference, subject: Subject, reading: Reading) -> Reference:
         return one
     _, old, new, word = KNOWN[subject.text]
     text = subject.text.replace(old, new)
-    inputs = {
-        name: value.to(subject.model.device) for name, value in subject.tokenizer(text, return_tensors="pt").items()
-    }
-    observation = observe(subject.model, inputs, keep=("weights",), tokenizer=subject.tokenizer)
+    with undisturbed(subject.model):
+        observation = observe(subject.model, text, keep=("weights",), tokenizer=subject.tokenizer)
     changed = read_text(subject.model, subject.tokenizer, text)
     return compare(one, word, [(subject.observation, reading), (observation, changed)], (old, new))
 

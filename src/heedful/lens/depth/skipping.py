@@ -65,9 +65,7 @@ def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
     >>> [one.name for one in skip_layers(model, {"src": torch.randn(1, 5, 8)}).layers]
     ['layers.0', 'layers.1', 'layers.2']
     """
-    import torch
-
-    from heedful._runtime import after_calls
+    from heedful._runtime import after_calls, undisturbed
     from heedful.bridges.structure import layers_of
 
     if not isinstance(inputs, Mapping):
@@ -76,7 +74,7 @@ def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
     if not blocks:
         raise Unsupported(f"{type(model).__name__} has no list of layers that hold attention; none can be left out")
     used = []
-    with torch.no_grad():
+    with undisturbed(model):
         whole, loss = _outcome(model(**inputs))
         for at, (name, block) in enumerate(blocks):
             with after_calls([block], _keep_input):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._runtime import undisturbed
 from heedful.lens.observation import Observation, observe
 from heedful.lens.spectra.measure import KEEP, of_record, spectrum
 from heedful.lens.spectra.result import SHARE, MatrixSpectrum, Spectrum, mean_curve
@@ -71,9 +72,11 @@ def _read(subject: Subject, notes: list[str]) -> Spectrum:
         inputs = beginning
         notes.append(f"Of this text the first {TOKENS} tokens were read here.")
     if inputs and any(isinstance(part, PrimalCore) for part in subject.model.modules()):
-        return spectrum(subject.model, inputs)
+        with undisturbed(subject.model):
+            return spectrum(subject.model, inputs)
     if beginning:
-        seen = observe(subject.model, inputs, keep=KEEP)
+        with undisturbed(subject.model):
+            seen = observe(subject.model, inputs, keep=KEEP)
     cost = [min(record.queries_len, record.keys_len) * record.queries_len * record.keys_len for record in seen]
     allowed = WORK / max(1, sum(cost))
     matrices: list[MatrixSpectrum] = []
