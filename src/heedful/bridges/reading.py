@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra, Unsupported
-from heedful.bridges.words import Span, aligned, words_of
+from heedful.bridges.words import Span, aligned, segments, words_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -274,6 +274,15 @@ class Reading:
     spans: tuple[Span | None, ...]
     words: tuple[int | None, ...]
     special: tuple[bool, ...]
+
+    def places(self, count: int | None = None) -> list[tuple[str, list[int]]]:
+        """The words of the text with the places of their tokens, of which the first so many count."""
+        spans = list(enumerate(self.spans[:count]))
+        words = (
+            (self.text[start:end], [at for at, span in spans if span and start < span[1] and span[0] < end])
+            for start, end in segments(self.text)
+        )
+        return [(word, places) for word, places in words if places]
 
 
 def read_text(model: nn.Module, tokenizer: Any, text: str, extra: int = 0) -> Reading:
