@@ -52,9 +52,9 @@ def main() -> None:
         # What the command line itself finds wrong; the class lies elsewhere in each version of typer.
         if not hasattr(error, "format_message"):
             raise
-        asked = f"heedful {sys.argv[1]}" if _command() else "heedful"
-        said = error.format_message().strip().removesuffix(".")
-        _stop(f"{said}{'' if said.endswith('?') else ';'} see {asked} --help")
+        line = f"heedful {sys.argv[1]}" if _command() else "heedful"
+        message = error.format_message().strip().removesuffix(".")
+        _stop(f"{message}{'' if message.endswith('?') else ';'} see {line} --help")
     sys.exit(code if isinstance(code, int) else 0)
 
 

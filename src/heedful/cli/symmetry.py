@@ -36,7 +36,7 @@ def find(target: str) -> Any:
         raise InvalidArgument(f"{target} is a class; name an instance, or a function without arguments that makes one")
     if not callable(thing):
         raise InvalidArgument(f"{target} is {type(thing).__name__}; name a function or a module")
-    return _made(thing, target) if _takes_nothing(thing) else thing
+    return _called(thing, target) if _takes_nothing(thing) else thing
 
 
 def _module(place: str) -> Any:
@@ -73,7 +73,7 @@ def _takes_nothing(thing: Any) -> bool:
     return not any(p.kind is not Parameter.VAR_KEYWORD and p.default is Parameter.empty for p in parameters)
 
 
-def _made(thing: Any, target: str) -> Any:
+def _called(thing: Any, target: str) -> Any:
     try:
         result = thing()
     except (Exception, SystemExit) as error:

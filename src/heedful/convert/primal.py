@@ -208,7 +208,7 @@ class _Work:
         assert isinstance(old_map, nn.Linear)
         # What is read of the last layer of a sentence encoder is the mean.
         pooled = 1.0 if last and self.pooling == "mean" else 0.0
-        layer = self._made(site, learn)
+        layer = self._new_layer(site, learn)
         ours, controls, lessons = self._gathered(at, learn, pooled, layer)
         self._fit_(layer, old_map.weight, *ours)
         plain = _TokenWise(*controls, self.ridge, old_map.weight)
@@ -260,7 +260,7 @@ class _Work:
         )
         least_squares.fit_(layer, known if known is check else known + check, output, ridge)
 
-    def _made(self, site: Site, learn: Sequence[Batch]) -> PrimalAttention:
+    def _new_layer(self, site: Site, learn: Sequence[Batch]) -> PrimalAttention:
         """A primal layer with the queries and keys of the one it replaces."""
         query, key = (self.teacher.get_submodule(name) for name in (site.query, site.key))
         assert isinstance(query, nn.Linear)

@@ -19,7 +19,7 @@ from heedful.lens._shelf import SHARED, Files, Place, Shelf
 
 
 @dataclass(frozen=True)
-class Kept:
+class Copies:
     """Copies of a call's tensors, its masks by number, and whether no query sees a later key."""
 
     tensors: dict[str, Tensor]
@@ -108,7 +108,7 @@ class Recorder:
                     self._drop(index)
         return [self._records[index] for index in sorted(self._records)]
 
-    def copied(self, call: Watched) -> Kept:
+    def copied(self, call: Watched) -> Copies:
         """What is to be kept of a call, taken at once."""
         weights = "weights" in self._keep
         sources = {
@@ -123,10 +123,10 @@ class Recorder:
         shared = {name: self._shared.get(x, self._share) for name, x in masks.items() if x is not None}
         queries = call.output.shape[2]
         keys = queries if call.key is None else call.key.shape[2]
-        return Kept(tensors, shared, call.causal or _hides_the_future(call.mask, queries, keys))
+        return Copies(tensors, shared, call.causal or _hides_the_future(call.mask, queries, keys))
 
     def _record(self, index: int, call: Watched) -> LayerRecord:
-        kept: Kept = call.kept
+        kept: Copies = call.kept
         own = kept.tensors
         if "inputs" in self._keep and call.inputs is not None:
             own = own | {"inputs": _copy(call.inputs)}

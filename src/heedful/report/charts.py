@@ -107,7 +107,7 @@ class Chart:
         """
         wide, high = self.size
         parts = "".join(
-            [*self._frame(), *(shape for part in self.parts for shape in self._drawn(part)), *self._names()]
+            [*self._frame(), *(shape for part in self.parts for shape in self._shapes(part)), *self._names()]
         )
         style = "width:100%" if self.small else f"max-width:{wide}px;width:100%"
         return element("svg", parts, viewBox=f"0 0 {wide} {high}", role="img", aria_label=self.label, style=style)
@@ -126,7 +126,7 @@ class Chart:
             yield _text((left + wide - right) / 2, high - 6, self.x.name)
             yield _text(left - 6, 14, self.y.name, "end") if self.y.name else ""
 
-    def _drawn(self, part: Line | Band | Dots | Point) -> Iterator[str]:
+    def _shapes(self, part: Line | Band | Dots | Point) -> Iterator[str]:
         if isinstance(part, Line):
             yield stroke([self.place(*point) for point in part.points], part.colour)
         elif isinstance(part, Band):

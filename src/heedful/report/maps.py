@@ -170,7 +170,7 @@ def _sampled(colours: bytes, steps: int = 9) -> Iterator[str]:
         yield f"#{colours[start : start + 3].hex()}"
 
 
-def drawn(block: Map) -> SimpleNamespace:
+def pictures(block: Map) -> SimpleNamespace:
     """What the page's template shows of the maps: legend, note, small pictures, and the levels that a click needs."""
     atlas = block.atlas
     packed, factor = atlas.pack()

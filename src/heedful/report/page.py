@@ -104,7 +104,7 @@ def _templates() -> Any:
     environment = Environment(loader=FunctionLoader(resource), autoescape=True, undefined=StrictUndefined)
     environment.globals |= {
         "is_numeric": is_numeric,
-        "maps_of": maps.drawn,
+        "maps_of": maps.pictures,
         "next": next,
         "picture_of": _picture,
         "slug": lambda word: "is-" + "-".join(word.split()),

@@ -50,7 +50,7 @@ def section(subject: Subject) -> Section:
     from heedful.lens.causes.explanation import CausalExplainer
 
     notes: list[str] = []
-    model, kind = _asked(subject)
+    model, kind = _question(subject)
     text = _beginning(subject, notes)
     explainer = CausalExplainer(model, subject.tokenizer, task=kind, max_calls=CALLS)
     try:
@@ -65,7 +65,7 @@ def section(subject: Subject) -> Section:
     return Section("Causes", content, data | {"notes": notes}, result=explanation, findings=(finding,))
 
 
-def _asked(subject: Subject) -> tuple[Any, str]:
+def _question(subject: Subject) -> tuple[Any, str]:
     """The model to ask, and as what."""
     if isinstance(subject.headed, str):
         raise Unsupported(subject.headed)

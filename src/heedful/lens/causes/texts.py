@@ -77,9 +77,9 @@ class _Text(Ids):
         """What the user wrote at these places, on one line."""
         span = _span(reading, places)
         own = "" if span is None else reading.text[slice(*span)].strip()
-        return printable(own) if own else self._said(*(reading.tokens[place] for place in places))
+        return printable(own) if own else self._written(*(reading.tokens[place] for place in places))
 
-    def _said(self, *tokens: str) -> str:
+    def _written(self, *tokens: str) -> str:
         """Tokens as a person would write them, on one line."""
         text = self._tokenizer.convert_tokens_to_string(list(tokens))
         # Tokenizers without a decoder leave the marks of spaces in.
@@ -170,7 +170,7 @@ class _Text(Ids):
         if self.kind == "classification":
             return self._labels[column]
         token = self._tokenizer.convert_ids_to_tokens([column])[0]
-        return str(column) if token is None else self._said(token)
+        return str(column) if token is None else self._written(token)
 
     def observed(self, column: int, layer: int) -> Seen:
         ids, tokens = list(self.ids), list(self._tokens)

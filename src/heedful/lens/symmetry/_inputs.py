@@ -43,13 +43,13 @@ def inputs(settings: CheckSettings, generator: torch.Generator, least: int) -> I
         pair, length = at // 2, lengths[at // 2 % len(lengths)]
         turn = pair + (pair // len(lengths) if len(lengths) > 1 else 0)
         if sampler is None:
-            yield drawn(ORDER[turn % len(ORDER)], length, d, settings.k, generator)
+            yield random_input(ORDER[turn % len(ORDER)], length, d, settings.k, generator)
         else:
-            yield _given(sampler(generator, length) if callable(sampler) else sampler[at % len(sampler)], d)
+            yield _checked(sampler(generator, length) if callable(sampler) else sampler[at % len(sampler)], d)
         at += 1
 
 
-def drawn(kind: str, n: int, d: int, k: int, generator: torch.Generator) -> Input:
+def random_input(kind: str, n: int, d: int, k: int, generator: torch.Generator) -> Input:
     """An input of a kind; a single token cannot have equal rows, and is standard normal instead."""
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     z = torch.randn(k, d, generator=generator, dtype=torch.float64) if k else None
@@ -62,7 +62,7 @@ def drawn(kind: str, n: int, d: int, k: int, generator: torch.Generator) -> Inpu
     return Input(x, z, kind) if act is None else Input(act(x), None if z is None else act(z), kind)
 
 
-def _given(sample: Sample, d: int) -> Input:
+def _checked(sample: Sample, d: int) -> Input:
     parts = [torch.as_tensor(p).to("cpu", torch.float64) for p in (sample if isinstance(sample, tuple) else (sample,))]
     for name, rows in zip("XZ", parts, strict=False):
         if rows.dim() != 2 or rows.shape[-1] != d:

@@ -15,7 +15,7 @@ from torch import Tensor
 from heedful._errors import HeedfulError, InvalidArgument
 from heedful._runtime import undisturbed
 from heedful._settings import documented
-from heedful.lens.symmetry._inputs import GIVEN, NORMAL, Input, drawn, inputs
+from heedful.lens.symmetry._inputs import GIVEN, NORMAL, Input, inputs, random_input
 from heedful.lens.symmetry._report import Component, Counterexample, Report, failure_bound
 from heedful.lens.symmetry._shrink import shrink
 from heedful.lens.symmetry._trial import CAP, FINE, FLOOR, VANISHES, WEAK, Test, Trial, settled
@@ -153,7 +153,7 @@ def _run(
                 raise
             why = "f raises an error"
         if why:
-            other = test.run(move, *drawn(NORMAL, len(x), x.shape[-1], 0 if z is None else len(z), generator))
+            other = test.run(move, *random_input(NORMAL, len(x), x.shape[-1], 0 if z is None else len(z), generator))
             # What vanishes at every size, as the mean taken from one row, is left.
             if why != VANISHES or bool(other.base.any()):
                 void[why, kind] += 1

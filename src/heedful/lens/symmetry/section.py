@@ -36,8 +36,8 @@ class LayerRow:
 
     def cells(self) -> list[str]:
         """The table row."""
-        position = _told(self.position) if self.position.passed else f"does not hold: {self.why}"
-        return [self.name, position, _told(self.moved), _told(self.held)]
+        position = _verdict(self.position) if self.position.passed else f"does not hold: {self.why}"
+        return [self.name, position, _verdict(self.moved), _verdict(self.held)]
 
 
 def section(subject: Subject) -> Section:
@@ -186,7 +186,7 @@ def _sentences(rows: list[LayerRow], norms: list[tuple[str, int, Report]], place
     return lines
 
 
-def _told(report: Report | None) -> str:
+def _verdict(report: Report | None) -> str:
     if report is None:
         return "not tested"
     if report.weak:
