@@ -6,19 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from experiments.recipe import Setting, recipe, text
+from experiments.recipe import recipe, text
 
 from heedful.cli.reproduce import root
 from heedful.discovery import orientation
-
-
-def test_quick_run(tmp_path):
-    pytest.importorskip("causallearn", reason="causal-learn is not installed")
-    module = recipe("causal-oracle")
-    result = module.run(Setting(True, "cpu", tmp_path, lambda text: None))
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert result["plain"]["icd"] == result["plain"]["graphs"] == 2
-    assert "A quick run" in text(module, result)
 
 
 def test_kept_result_holds_the_counts():

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from experiments.recipe import Setting, names, text
+from experiments.recipe import Setting, text
 from experiments.store import Store
 
 from heedful import InvalidArgument, Unsupported
@@ -331,7 +331,3 @@ def test_efficiency_on_the_device():
         assert "refused" not in row, row
         assert row["queued_ms"] > 0
         assert "graph_ms" in row, row
-
-
-def test_the_recipes_are_registered():
-    assert {"primal-uea", "primal-listops", "primal-efficiency", "primal-spectrum", "primal-convert"} <= set(names())
