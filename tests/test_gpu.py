@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from contracts import listed as contracts
-from contracts.listed import CASES, KERNELS, Case, Comparison, accepted, relative_error, results
+import listed as contracts
 from heedful import FeatureMap, Gaussian, Polynomial, ReluSquared, Sigmoid, Softmax, attend, masks
+from listed import CASES, KERNELS, Case, Comparison, accepted, relative_error, results
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import heedful
-from contracts.listed import KERNELS, inputs
 from heedful import (
     FeatureMap,
     Gaussian,
@@ -25,6 +24,7 @@ from heedful import (
     masks,
 )
 from heedful.ops import IMPLEMENTATIONS, linear, stream
+from listed import KERNELS, inputs
 
 IMPLS = ("sdpa", "linear", "stream", "reference")
 

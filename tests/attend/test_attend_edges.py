@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-from contracts.listed import KERNELS, inputs, relative_error
 from heedful import (
     Cosine,
     FeatureMap,
@@ -24,6 +23,7 @@ from heedful import (
     masks,
 )
 from heedful.ops import stream
+from listed import KERNELS, inputs, relative_error
 
 MEASURE = """
 import re, sys, torch

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 import torch
 
-from contracts.listed import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, relative_error, results
 from heedful.ops import linear, stream
+from listed import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, relative_error, results
 
 ACCEPTED = list(accepted())
 NUMBER_OF_CASES = 5001

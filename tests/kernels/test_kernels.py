@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import heedful
-from contracts.listed import KERNELS, Cauchy, inputs
 from heedful import (
     Cosine,
     FeatureMap,
@@ -24,6 +23,7 @@ from heedful import (
     attend,
     masks,
 )
+from listed import KERNELS, Cauchy, inputs
 
 DOT = lambda q, k: sum(a * b for a, b in zip(q, k, strict=True))  # noqa: E731
 NORM = lambda x: math.sqrt(DOT(x, x))  # noqa: E731

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from contracts.listed import block_mask, factors, inputs, relative_error
 from heedful import FeatureMap, Gaussian, HigherOrder, InvalidArgument, Sigmoid, Softmax, Unsupported, attend, masks
 from heedful.masks import Parts, Region
 from heedful.ops import stream
+from listed import block_mask, factors, inputs, relative_error
 
 SHAPE = (2, 3, 19, 23)
 ROWS, COLS = torch.arange(19)[:, None], torch.arange(23)

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.listed import KERNELS, Cauchy
 from heedful import (
     Cosine,
     FeatureMap,
@@ -21,6 +20,7 @@ from heedful import (
     masks,
 )
 from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention
+from listed import KERNELS, Cauchy
 
 F64 = {"dtype": torch.float64}
 

@@ -14,7 +14,6 @@ pytest.importorskip("triton", reason="the fused kernels need triton, which exist
 import triton
 import triton.language as tl
 
-from contracts.listed import Comparison
 from heedful import (
     Cosine,
     FeatureMap,
@@ -32,6 +31,7 @@ from heedful import (
 )
 from heedful.ops.fused import activations, launch
 from heedful.ops.fused.operators import fused_attention, fused_attention_backward
+from listed import Comparison
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="needs Triton's interpreter, which runs where there is no GPU; see test_gpu.py"
