@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import heedful
 from heedful import CorruptModel, Cosine, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax, Unsupported, _savable
 from heedful._savable import digest
 from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention, Primal
