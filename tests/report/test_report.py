@@ -335,3 +335,19 @@ def test_results_print_short_even_for_long_texts():
     assert len(told.splitlines()) < 60
     assert repr(result) == "LookResult(Tiny, 900 tokens, 2 layers)"
     assert heedful.look is heedful.lens.look
+
+
+def test_a_model_of_pictures_is_looked_at_by_its_inputs():
+    hf = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
+    model = hf.ViTModel(hf.ViTConfig(**sizes, image_size=12, patch_size=4))
+    inputs = {"pixel_values": torch.randn(1, 3, 12, 12)}
+    result = heedful.look(model, inputs=inputs)
+    assert {name for name, one in result.sections.items() if isinstance(one, str)} == {"pronouns", "causes"}
+    assert "given no text" in result.sections["causes"]
+    assert len(result.tokens) == 10
+    json.dumps(result.to_dict(), allow_nan=False)
+    Tree(result.html())
+    with pytest.raises(InvalidArgument, match="instead of a text"):
+        heedful.look(model, "A text.", inputs=inputs)

@@ -123,7 +123,7 @@ class LookResult:
         words = words if len(words) <= 6 else [*words[:5], "  ..."]
         cut = f", {self.left_out} more left out" if self.left_out else ""
         read = f"Read as {quantity(len(self.tokens), 'token')}{cut}:"
-        return "\n".join([*lines, *_headed("The model and the text", str(self.model), read, *words)])
+        return "\n".join([*lines, *_headed(self._model().title, str(self.model), read, *words)])
 
     def _quoted(self) -> str:
         words = " ".join(self.text.split())
@@ -193,7 +193,8 @@ class LookResult:
         for token, special in zip(self.tokens, self.special, strict=True):
             tokens += [Mark(token, "special" if special else "token"), " "]
         text = [Prose(tokens, style="tokens", title="The text as tokens")] if tokens else []
-        return Section("The model and the text", [Table((), facts, style="facts"), *text])
+        title = "The model and the text" if self.text else "The model"
+        return Section(title, [Table((), facts, style="facts"), *text])
 
     def save(self, path: str | Path) -> Path:
         """Writes the report as a whole or not at all; a file of that name is replaced.
@@ -212,6 +213,7 @@ def look(
     text: str | None = None,
     *,
     tokenizer: Any = None,
+    inputs: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> LookResult:
@@ -222,9 +224,11 @@ def look(
             transformers, with its tokenizer.
         text: what the model reads; a sentence of two clauses by default.
         tokenizer: of a model that is no folder; in place of the folder's own, where one is given beside it.
+        inputs: instead of a text, what a model of transformers is called with: pictures, sound, a text with a picture. Of a batch,
+            the first is shown.
         max_tokens: read no more than the first so many tokens, special ones included, and tell how many were left out. A
             text longer than the model's own limit is refused without it.
-        progress: called with what is under way, how much of it is done, and how much there is.
+        progress: called with how much is done, how much there is, and what is under way.
 
     Of a model with an encoder and a decoder, the encoder reads the text. The model is left as it was found.
 
@@ -233,12 +237,17 @@ def look(
     ('BertModel', 13, ['pronouns', 'attention', 'causes', 'spectrum', 'symmetry', 'depth'])
     """
     say = progress or silent
-    text = SENTENCE if text is None else text
-    reading.check_text(text)
     check_whole(max_tokens=max_tokens, optional=True)
+    if inputs is not None and (text is not None or max_tokens is not None):
+        raise InvalidArgument("inputs are given instead of a text; leave text and max_tokens out")
+    text = "" if inputs is not None else SENTENCE if text is None else text
+    if inputs is None:
+        reading.check_text(text)
     say(0, 1, "loading")
-    opened = _open(model, tokenizer)
-    inputs, left_out = _read(opened, text, max_tokens)
+    opened = _open(model, tokenizer, needs_tokenizer=inputs is None)
+    left_out = 0
+    if inputs is None:
+        inputs, left_out = _read(opened, text, max_tokens)
     say(0, 1, "reading")
     observation = _observe(opened.reader, inputs, opened.tokenizer)
     base = opened.base
@@ -276,7 +285,7 @@ class _Opened:
         return self.base.get_encoder() if self.base.config.is_encoder_decoder else self.base
 
 
-def _open(model: Any, tokenizer: Any) -> _Opened:
+def _open(model: Any, tokenizer: Any, *, needs_tokenizer: bool) -> _Opened:
     if model is None or isinstance(model, str | Path):
         folder = reading.demo_model_path() if model is None else reading.find_model(model)
         try:
@@ -287,7 +296,7 @@ def _open(model: Any, tokenizer: Any) -> _Opened:
             base, own = reading.load(folder)
             headed = " ".join(str(error).split())
         return _Opened(base, headed, tokenizer or own, folder, reading.title_of(folder))
-    if tokenizer is None or not hasattr(model, "main_input_name"):
+    if (tokenizer is None and needs_tokenizer) or not hasattr(model, "main_input_name"):
         raise InvalidArgument(
             "model must be a Hugging Face folder, the name of a model in the local cache, or a transformers model with tokenizer=...; got "
             f"{type(model).__name__}"
@@ -320,7 +329,7 @@ def _read(opened: _Opened, text: str, max_tokens: int | None) -> tuple[dict[str,
     return encoded, count - encoded["input_ids"].shape[1]
 
 
-def _observe(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Any:
+def _observe(model: Any, inputs: Mapping[str, Any], tokenizer: Any) -> Any:
     try:
         with undisturbed(model):
             return observe(model, inputs, tokenizer=tokenizer)

@@ -254,6 +254,7 @@ def compare(reference: Reference, other: str, runs: Sequence[tuple[Observation, 
 
 def section(subject: Subject) -> Section:
     """Which earlier word each pronoun attends to; for the default sentence, also what happens when one word of it is replaced."""
+    subject.check_words()
     try:
         reading = read_text(subject.model, subject.tokenizer, subject.text)
     except HeedfulError as error:

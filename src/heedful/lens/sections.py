@@ -50,6 +50,11 @@ class Subject:
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     headed: Any = field(default=None, repr=False)
 
+    def check_words(self) -> None:
+        """Refuses a subject that was given no text, on behalf of a lens that needs one."""
+        if not self.text:
+            raise Unsupported(f"{type(self.model).__name__} was given no text, which this lens reads word by word")
+
     def beginning(self, tokens: int) -> dict[str, Any]:
         """What the model was called with, cut to its first tokens; empty where it read no tokens."""
         length = next((value.shape[1] for value in self.inputs.values() if value.dim() == 2), 0)

@@ -49,6 +49,7 @@ def section(subject: Subject) -> Section:
     """
     from heedful.lens.causes.explanation import CausalExplainer
 
+    subject.check_words()
     notes: list[str] = []
     model, kind = _question(subject)
     text = _beginning(subject, notes)

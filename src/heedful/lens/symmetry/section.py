@@ -117,9 +117,11 @@ def _row(call: Call, *, turn: bool) -> LayerRow:
 def _calls(subject: Subject) -> list[Call]:
     """The arguments of every observed attention module, caught while the model reads the first tokens."""
     model: Any = subject.model
-    inputs = subject.beginning(TOKENS)
+    inputs = subject.beginning(TOKENS) or subject.inputs
     if not inputs:
-        raise Unsupported(f"{type(model).__name__} reads no text; try heedful.lens.symmetry.audit on its layers")
+        raise Unsupported(
+            "there are no inputs to run the model on again; try heedful.lens.symmetry.audit on its layers"
+        )
     with undisturbed(model):
         return calls_of(model, inputs, [record.name for record in subject.observation])
 
