@@ -40,6 +40,8 @@ def main() -> None:
         # A token that the terminal cannot show is no reason to stop.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    # Read when torch is loaded: waiting threads sleep. Spinning, they slow this down manifold on a machine with other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
@@ -115,8 +117,6 @@ def _look(
     from heedful._progress import bar
     from heedful.cli.look import check_options, model_folder, read_text, show_page
 
-    # Read when torch is loaded: waiting threads sleep. Spinning, they slow this down manifold on a machine with other work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     place = check_options(out, no_report=no_report, as_json=as_json, open_it=open_it)
     folder = model_folder(model, "look")
     words = read_text(text, file)

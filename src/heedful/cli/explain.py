@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,8 +46,6 @@ def explain(
     """
     from heedful.cli.look import model_folder, read_text
 
-    # Read when torch is loaded: waiting threads sleep.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     files = [path for path in (out, dot, plot) if path is not None]
     for path in files:
         check_place(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import inspect
 import io
-import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -45,7 +44,6 @@ class FitCommand(TyperCommand):
     """The command with the options of the estimator that fits the file, read off its constructor."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _wait_asleep()
         own = [each for each in self.params if each.name in inspect.signature(fit).parameters]
         more = typer.main.get_command(_asking(_estimator(args))).params
         self.params = [*own, *more]
@@ -109,7 +107,6 @@ def predict(
 
     Where the file has labels, the model's score goes to standard error.
     """
-    _wait_asleep()
     if out is not None:
         check_place(out)
     model, kind = _opened(folder, file, task, device)
@@ -135,7 +132,6 @@ def predict(
 
 def score(folder: Folder, file: File, task: TaskName = None, device: Device = "auto", as_json: AsJson = False) -> None:
     """Computes the metric of a model, such as accuracy, on the labelled cases of a file."""
-    _wait_asleep()
     model, kind = _opened(folder, file, task, device)
     data = _labelled(kind, file, "test")
     with _warnings_in_a_line():
@@ -211,7 +207,7 @@ def _value(kinds: list[Any], text: str) -> Any:
 
 
 def _documented(estimator: type[Any]) -> dict[str, str]:
-    """What is options first of each parameter in the docstring's Args."""
+    """The first sentence on each parameter in the docstring's Args."""
     text = inspect.getdoc(estimator) or ""
     section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^    ([\w, ]+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.MULTILINE)
@@ -277,11 +273,6 @@ def _warnings_in_a_line() -> Iterator[None]:
 def _check_file(file: Path) -> None:
     if not file.expanduser().is_file():
         raise InvalidArgument(f"there is no file {file}")
-
-
-def _wait_asleep() -> None:
-    # Read when torch is loaded: waiting threads sleep. Spinning, they slow this down manifold on a machine with other work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _free(out: Path, overwrite: bool) -> Path:
