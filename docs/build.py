@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROOMS = {
+PACKAGES = {
     "heedful": "The operator, kernels and errors",
     "heedful.kernels": "Kernels: what a coefficient is",
     "heedful.masks": "Masks: who may attend to whom",
@@ -34,7 +34,7 @@ def reference() -> str:
     parts = [
         "# Reference\n\nWritten by `make docs`. Each name's docstring holds its equation, shapes and an example.\n"
     ]
-    for name, title in ROOMS.items():
+    for name, title in PACKAGES.items():
         module = importlib.import_module(name)
         rows = [(f"`{public}`", summary(getattr(module, public))) for public in module.__all__]
         parts.append(f"## {title}\n\n`{name}`\n\n{recipes().Table(['name', ''], rows)}\n")
@@ -53,14 +53,13 @@ def summary(thing: object) -> str:
 
 def names() -> Iterator[tuple[str, str]]:
     """Every public name with its summary, for the search."""
-    for name in ROOMS:
+    for name in PACKAGES:
         module = importlib.import_module(name)
         yield from ((f"{name}.{public}", summary(getattr(module, public))) for public in module.__all__)
 
 
 def main() -> None:
     import pages
-
     from heedful.cli.reproduce import recipes
 
     (HERE / "reference.md").write_text(reference())

@@ -21,6 +21,7 @@ from heedful.bridges.transformers import use
 from heedful.cli.doctor import Package, examine
 from heedful.lens import summarize
 from heedful.lens.looking import look
+from heedful.lens.sections import LENSES
 from tiny import LIMIT, TEXT, WORDS
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -139,14 +140,7 @@ def test_look_as_json(run, saved, tmp_path):
     assert told["text"] == TEXT
     assert told["tokens"] == ["[CLS]", *TEXT.split(), "[SEP]"]
     assert (told["model"]["layers"], told["model"]["heads"], told["model"]["dtype"]) == (2, 3, "float32")
-    assert set(told["sections"]) | set(told["not_applicable"]) == {
-        "pronouns",
-        "attention",
-        "causes",
-        "spectrum",
-        "symmetry",
-        "depth",
-    }
+    assert set(told["sections"]) | set(told["not_applicable"]) == set(LENSES)
     heads = told["sections"]["attention"]
     assert [len(layer["heads"]) for layer in heads["layers"]] == [3, 3]
     assert heads["strongest_pairs"]

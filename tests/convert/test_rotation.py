@@ -6,7 +6,6 @@ from torch import nn
 
 from heedful import InvalidArgument, Unsupported
 from heedful.bridges.rotation import llama_plan
-from heedful.bridges.structure import attention_roles
 from heedful.convert import hadamard, rotate_
 from heedful.lens.symmetry import check_equivariance
 from heedful.lens.symmetry.moves import haar
@@ -167,19 +166,6 @@ def test_given_roles_must_agree():
     layer = nn.Linear(8, 8, bias=False, **F64)
     rotate_(layer, roles={"weight": "both"})
     assert check_equivariance(layer, d=8, roles={"weight": "both"}, trials=5).passed
-
-
-def test_attention_modules_of_hugging_face_are_symmetric_with_their_parameters():
-    """GPT-2 keeps transposed weights; BERT's module ends before the output projection, so its heads stay."""
-    gpt = hf.GPT2Model(hf.GPT2Config(vocab_size=31, n_embd=24, n_layer=1, n_head=2)).double().h[0].attn
-    roles = attention_roles(gpt)
-    assert (roles["c_attn.weight"], roles["c_proj.weight"], roles["c_proj.bias"]) == ("cols", "rows", "bias")
-    nn.init.normal_(gpt.c_proj.bias)
-    assert check_equivariance(gpt, d=24, roles="auto", trials=6).passed
-    assert not check_equivariance(gpt, d=24, roles=roles | {"c_proj.weight": "fixed"}, trials=6).passed
-    attention = bert().double().encoder.layer[0].attention.self
-    assert check_equivariance(attention, d=24, roles="auto", invariant=True, trials=6).passed
-    assert attention_roles(nn.Linear(3, 3)) is None
 
 
 def test_what_was_done_is_told():

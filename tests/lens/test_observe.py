@@ -16,7 +16,7 @@ from torch import nn
 
 from heedful import CorruptModel, Gaussian, InvalidArgument, Sigmoid, Unsupported, masks
 from heedful import nn as ours
-from heedful.bridges import calls, watch
+from heedful.bridges import watch
 from heedful.lens import Observation, observe
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -428,27 +428,23 @@ def test_any_module_that_calls_torch():
     torch.testing.assert_close(record.weights @ record.values, model(x, bias))
 
 
-class Named(nn.Module):
-    is_causal = True
-
-
 def test_masks_of_other_implementations_are_read():
     """Flash attention is given which keys count, flex attention a rule; none of either runs here."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    query, key = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4)
+    shape, cpu = (2, 3, 5, 7), torch.device("cpu")
     counts = torch.ones(2, 7)
     counts[1, :2] = 0
     causal = torch.ones(5, 7, dtype=torch.bool).tril(2)
-    got = calls.grid(counts, query, key, "flash_attention_2", Named())
+    got = masks.grid_of(counts, shape, cpu, causal=True, flash=True)
     assert torch.equal(got, causal & counts.bool()[:, None, None])
-    assert torch.equal(calls.grid(None, query, key, "flash_attention_2", Named())[0, 0], causal)
+    assert torch.equal(masks.grid_of(None, shape, cpu, causal=True, flash=True), causal)
     rule = create_block_mask(lambda b, h, q, k: (k <= q) & (k > b), 2, None, 5, 7, device="cpu")
-    got = calls.grid(rule, query, key, "flex_attention", Named())
+    got = masks.grid_of(rule, shape, cpu, causal=True)
     at_q, at_k = torch.arange(5)[:, None], torch.arange(7)
     assert torch.equal(got[1, 0], (at_k <= at_q) & (at_k > 1))
-    with pytest.raises(Unsupported, match="masks its attention by a str"):
-        calls.grid("mask", query, key, "custom", Named())
+    with pytest.raises(Unsupported, match="masked by a str"):
+        masks.grid_of("mask", shape, cpu, causal=True)
 
 
 # What is kept, and where

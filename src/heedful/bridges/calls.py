@@ -181,7 +181,13 @@ def of_interface(
     causal = causal and mask is None and query.shape[-2] > 1 and implementation in ("sdpa", "heedful")
     if causal and implementation == "sdpa" and key.shape[-2] > query.shape[-2]:
         key, value = (x[..., : query.shape[-2], :] for x in (key, value))
-    shown = grid(mask, query, key, implementation, module)
+    shown = masks.grid_of(
+        mask,
+        (*query.shape[:3], key.shape[2]),
+        query.device,
+        causal=getattr(module, "is_causal", True),
+        flash="flash" in implementation,
+    )
     seen, added = (None, None) if shown is None else memory.get(shown, masks.split_transformers)
     if bias is not None and causal:
         bias = bias[..., : key.shape[-2]]
@@ -219,7 +225,7 @@ def _by_eager(eager: Callable[..., Any], module: nn.Module, call: Watched, optio
     assert call.key is not None
     query, key, seen = call.query, call.key, call.mask
     if call.causal:
-        seen = lower_right(query, key)
+        seen = masks.lower_right.dense((query.shape[2], key.shape[2]), query.device)
     low = torch.finfo(query.dtype).min
     shown = None if seen is None else torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, low)
     shown = call.bias if shown is None else shown if call.bias is None else shown + call.bias
@@ -231,7 +237,11 @@ def _with_sink(call: Watched, sink: Tensor, scaling: float | None) -> Tensor:
     """Softmax weights beside one more logit for each head, which takes its share and has no value: rows sum to less than 1."""
     assert call.query is not None
     assert call.key is not None
-    seen = lower_right(call.query, call.key) if call.causal else call.mask
+    seen = (
+        masks.lower_right.dense((call.query.shape[2], call.key.shape[2]), call.query.device)
+        if call.causal
+        else call.mask
+    )
     scale = call.query.shape[-1] ** -0.5 if scaling is None else scaling
     key = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
     dtype = torch.promote_types(call.query.dtype, torch.float32)
@@ -240,26 +250,3 @@ def _with_sink(call: Watched, sink: Tensor, scaling: float | None) -> Tensor:
     scores = scores if seen is None else scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
     logits = sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
     return torch.cat((scores, logits), dim=-1).softmax(dim=-1)[..., :-1].to(call.query.dtype)
-
-
-def grid(mask: Any, query: Tensor, key: Tensor, implementation: str, module: nn.Module) -> Tensor | None:
-    """The mask of an attention function as one tensor that broadcasts to `[B, H, Q, K]`."""
-    if mask is None or (isinstance(mask, Tensor) and mask.dim() == 4):
-        if mask is None and "flash" in implementation and getattr(module, "is_causal", True):
-            return lower_right(query, key)
-        return mask if mask is None or mask.shape[-1] == key.shape[-2] else mask[..., : key.shape[-2]]
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        seen = mask[:, None, None, :].bool()
-        return seen & lower_right(query, key) if getattr(module, "is_causal", True) else seen
-    if hasattr(mask, "mask_mod"):
-        from torch.nn.attention.flex_attention import create_mask
-
-        sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        return create_mask(mask.mask_mod, *sizes, device=str(query.device))
-    raise Unsupported(f"{type(module).__name__} masks its attention by a {type(mask).__name__}, which cannot be read")
-
-
-def lower_right(query: Tensor, key: Tensor) -> Tensor:
-    """Causality whose last query sees every key."""
-    rows, columns = query.shape[-2], key.shape[-2]
-    return torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)[None, None]

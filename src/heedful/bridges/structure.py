@@ -232,8 +232,9 @@ def find_sites(model: nn.Module) -> list[Site]:
     sites = [site for site in candidates if site is not None]
     if not sites:
         raise Unsupported(
-            f"{type(model).__name__} has no self-attention of a known structure: linear maps {QUERIES_KEYS_VALUES[0]}, {QUERIES_KEYS_VALUES[1]} or "
-            f"{QUERIES_KEYS_VALUES[2]} of one width, and an output map; BERT, RoBERTa, DistilBERT, ViT, DeiT and their kin have it"
+            f"{type(model).__name__} has no self-attention of a known structure: linear maps "
+            f"{' or '.join('/'.join(names) for names in QUERIES_KEYS_VALUES)} of one width, and an output map; BERT, RoBERTa, "
+            "DistilBERT, ViT, DeiT and their kin have it"
         )
     return sites
 

@@ -233,8 +233,8 @@ def look(
     Of a model with an encoder and a decoder, the encoder reads the text. The model is left as it was found.
 
     >>> result = look(text="She poured water into the cup until it was full.")
-    >>> result.model.name, len(result.tokens), list(result.sections)
-    ('BertModel', 13, ['pronouns', 'attention', 'causes', 'spectrum', 'symmetry', 'depth'])
+    >>> result.model.name, len(result.tokens), list(result.sections)[:3]
+    ('BertModel', 13, ['pronouns', 'attention', 'causes'])
     """
     say = progress or silent
     check_whole(max_tokens=max_tokens, optional=True)

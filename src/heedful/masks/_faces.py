@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument, Unsupported
-from heedful.masks.algebra import Mask, _Dense, _Keys, causal
+from heedful.masks.algebra import Mask, _Dense, _Keys, causal, lower_right
 
 
 def from_sdpa(attn_mask: Mask | Tensor | None, is_causal: bool = False) -> Mask | None:
@@ -100,6 +101,27 @@ def _written_out(mask: Mask, shape: Sequence[int], device: torch.device | str) -
             "this mask holds a bias of low rank (low_rank), which no boolean mask can say; add it there"
         )
     return mask.dense(shape, device)
+
+
+def grid_of(
+    attention_mask: Any, shape: tuple[int, int, int, int], device: torch.device, *, causal: bool, flash: bool = False
+) -> Tensor | None:
+    """What an attention function of Hugging Face's is called with, as one tensor that broadcasts to (batch, heads, queries, keys).
+
+    A mask of tokens, as flash attention takes it, or none at all there, leaves causality to the module; FlexAttention's is a function.
+    """
+    if attention_mask is None:
+        return lower_right.dense(shape[2:], device) if flash and causal else None
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
+        return attention_mask[..., : shape[3]]
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        tokens = attention_mask[:, None, None, :].bool()
+        return tokens & lower_right.dense(shape[2:], device) if causal else tokens
+    if hasattr(attention_mask, "mask_mod"):
+        from torch.nn.attention.flex_attention import create_mask
+
+        return create_mask(attention_mask.mask_mod, *shape, device=str(device))
+    raise Unsupported(f"attention is masked by a {type(attention_mask).__name__}, which cannot be read")
 
 
 def split_transformers(attention_mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
