@@ -413,11 +413,17 @@ MASKED = {
 }
 
 
-@pytest.mark.parametrize("name", MASKED)
-@pytest.mark.parametrize(("impl", "kernel"), [("sdpa", Softmax()), ("stream", Sigmoid()), ("reference", Gaussian(2.0))])
-def test_masks_made_inside_a_compiled_graph(name, impl, kernel, monkeypatch):
+KERNELS = {"sdpa": Softmax(), "stream": Sigmoid(), "reference": Gaussian(2.0)}
+# Every mask once, and the one that holds all parts with every implementation.
+COMPILED = [("packed", "sdpa"), ("blocks", "stream"), ("low-rank", "reference")]
+COMPILED += [("low-rank-causal", impl) for impl in KERNELS]
+
+
+@pytest.mark.parametrize(("name", "impl"), COMPILED)
+def test_masks_made_inside_a_compiled_graph(name, impl, monkeypatch):
+    kernel = KERNELS[impl]
     monkeypatch.setattr(stream, "BLOCK", {"cpu": 19 * 7 * 3})
-    monkeypatch.setattr(stream, "LEAST_ROWS", 7)
+    monkeypatch.setattr(stream, "LEAST_ROWS", 11)
 
     def run(query, key, value, bounds, left, right):
         return attend(query, key, value, MASKED[name](bounds, left, right), kernel=kernel, impl=impl)

@@ -29,65 +29,24 @@ from heedful import (
     attend,
     masks,
 )
-from heedful.ops.fused import activations, launch
+from heedful.ops.fused import activations
 from heedful.ops.fused.operators import fused_attention, fused_attention_backward
-from listed import Comparison
-
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="needs Triton's interpreter, which runs where there is no GPU; see test_gpu.py"
+from interpreted import (
+    DEVICE,
+    GAUSSIAN,
+    HEADS,
+    INF,
+    KERNELS,
+    LENGTHS,
+    assert_same,
+    fused,
+    needs_interpreter,
+    per_head,
+    shaped,
 )
 
-DEVICE = "cpu"
-HEADS = 2
-NAN, INF = math.nan, math.inf
+pytestmark = [needs_interpreter, pytest.mark.usefixtures("unwritten_is_nan")]
 
-
-@pytest.fixture(autouse=True)
-def _unwritten_is_nan(monkeypatch):
-    """What a kernel forgets to write is NaN, not yesterday's result."""
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        made = empty(*args, **kwargs)
-        return made.fill_(NAN) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
-def per_head(low=0.5):
-    """Numbers that float32 holds exactly."""
-    return torch.tensor([low, low + 0.75], dtype=torch.float64)
-
-
-def shaped(queries=37, keys=41, size=16, width=16, batch=1, heads=HEADS, key_heads=None):
-    shapes = [(batch, heads, queries, size), *((batch, key_heads or heads, keys, n) for n in (size, width))]
-    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-
-
-def assert_same(kernel, *args, bound=1e-5, floor=1.0, **kwargs):
-    errors = Comparison(device=DEVICE, floor=floor).errors(kernel, *args, **kwargs)
-    # A parameter's gradient is a sum over all pairs that cancels: that of a normalised power's scale is zero.
-    bounds = dict.fromkeys(kernel.tensors(), 10 * bound)
-    assert not {name: error for name, error in errors.items() if not error < bounds.get(name, bound)}
-
-
-KERNELS = {
-    "softmax": Softmax(per_head(0.25)),
-    "gaussian": Gaussian(per_head(2.0)),
-    "gaussian-raw": Gaussian(per_head(2.0), normalize=False),
-    "sigmoid": Sigmoid(per_head(0.25), per_head(-1.0)),
-    "relu": Relu(per_head()),
-    "relu-squared": ReluSquared(per_head(0.25)),
-    "polynomial-1": Polynomial(1, per_head(), per_head(0.25)),
-    "polynomial-3": Polynomial(3, per_head(), per_head(0.25)),
-    "cosine": Cosine(),
-    "normalized": ReluSquared(per_head(0.25)).normalized(),
-    "averaged": Sigmoid(bias=per_head()).averaged(),
-    "half": 0.5 * Sigmoid(),
-    "scaled": per_head() * Sigmoid(bias=0.25),
-    "product": Softmax() * Gaussian(per_head(2.0)),
-}
-LENGTHS = torch.tensor([41, 11])
 SEEN = torch.rand(2, HEADS, 37, 41, generator=torch.Generator().manual_seed(3)) > 0.5
 
 # Sizes of the inputs, arguments of `attend`, and the shapes of what those are made of.
@@ -286,170 +245,6 @@ def test_gradients_from_above_that_are_not_contiguous(length):
         lambda out: out.mT.reshape(2, -1),
     ):
         assert_same(Softmax(), shaped(length, length, 8, 8, batch=2), ends=ends)
-
-
-ONE_HUGE = torch.zeros(41).index_fill(0, torch.tensor([5]), 50.0)
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [Softmax(), Gaussian(2.0), Gaussian(2.0, normalize=False), Sigmoid(), ReluSquared().normalized()],
-    ids=repr,
-)
-def test_hard_inputs(kernel):
-    """Equal keys, scores that are all negative, one huge bias, vectors far from zero, large queries."""
-    query, key, value = shaped(size=8)
-    # Rows divided by their sum do not depend on the query then: what is left of its gradient is rounding.
-    assert_same(kernel, [query, key[..., :1, :].expand_as(key), value], bound=1e-4 if kernel.traits.division else 1e-5)
-    assert_same(kernel, [query.abs(), -key.abs(), value])
-    assert_same(kernel, [query, key, value], lambda bias: {"attn_mask": bias}, ONE_HUGE[None].clone())
-    if kernel.traits.stationary:
-        assert_same(kernel, [query + 100.0, key + 100.0, value], bound=2e-5)
-    else:
-        # A row divided by a large sum cancels in its gradient.
-        assert_same(kernel, [query * 10, key, value], bound=5e-5 if kernel.traits.division else 1e-5)
-
-
-def test_small_coefficients_keep_their_relative_precision():
-    for kernel in (Sigmoid(bias=-20.0), Gaussian(0.5, normalize=False)):
-        assert_same(kernel, shaped(size=8), floor=1e-30)
-
-
-def mixed(far):
-    """Some rows and some columns far away, so that blocks differ in the pass that serves them."""
-    query, key, value = shaped(71, 83, 8, 8, heads=1)
-    query[..., 20:40, :] *= far
-    key[..., 30:50, :] *= far
-    return [query, key, value]
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [Gaussian(1.0), Gaussian(1.0, normalize=False), Softmax(1.0), Softmax() * Gaussian(1.0)],
-    ids=repr,
-)
-def test_what_is_out_of_range_takes_the_second_pass(kernel):
-    """Scores of a thousand: a divided row is known to a float32's rounding of its logarithm, about 1e-4 there."""
-    for far, causal in ((3.0, False), (8.0, True)):
-        given = mixed(far)
-        largest = float((given[0] @ given[1].mT).abs().max() + given[1].square().sum(-1).max())
-        assert_same(kernel, given, lambda causal=causal: {"is_causal": causal}, bound=max(1e-5, 1e-7 * largest))
-
-
-@pytest.mark.parametrize("kernel", [Gaussian(1.0), Gaussian(1.0, normalize=False)], ids=repr)
-def test_the_first_pass_leaves_alone_what_is_out_of_range(kernel, monkeypatch):
-    passes = launch._passes
-    monkeypatch.setattr(launch, "_passes", lambda *args: passes(*args)[:1])
-    query, key, value = (x.to(DEVICE, torch.float32) for x in mixed(8.0))
-    out = attend(query, key, value, kernel=kernel, impl="triton")
-    assert not out[..., 20:40, :].isfinite().any()
-    wanted = attend(query, key, value, kernel=kernel, impl="reference")
-    torch.testing.assert_close(out[..., 64:, :], wanted[..., 64:, :])
-
-
-def test_keys_far_from_every_query_take_the_second_pass():
-    """A divided row is what it is however small its coefficients are; one that is not divided vanishes."""
-    query, key, value = shaped(size=8)
-    key = torch.cat((key[..., :20, :] + 12.0, key[..., 20:, :] - 12.0), dim=-2)
-    assert_same(Gaussian(1.0), [query, key, value], bound=2e-4)
-    assert_same(Gaussian(1.0, normalize=False), [query, key, value])
-
-
-def test_a_large_bias_on_far_vectors():
-    """exp(-|q - k|^2 / 2 + 50), where |q|^2 / 2 alone is out of range."""
-    away = torch.full((8,), 3.2 * 2.7 / 8**0.5)
-    query = away + 0.1 * torch.randn(1, HEADS, 37, 8)
-    key = torch.cat((away + 0.1 * torch.randn(1, HEADS, 20, 8), -away + 0.1 * torch.randn(1, HEADS, 21, 8)), dim=-2)
-    for kernel in (Gaussian(1.0), Gaussian(1.0, normalize=False)):
-        given = [query, key, torch.randn(1, HEADS, 41, 8)]
-        assert_same(kernel, given, lambda bias: {"attn_mask": bias}, ONE_HUGE[None].clone(), bound=1e-4)
-
-
-# Arguments of the operator: a form, and masks that hide keys 20..29 from everybody. Through `attend` float32 distances are
-# shielded before they arrive; those of 16 bit, which the interpreter does not multiply, are not.
-SOFTMAX, GAUSSIAN = {"activation": "exp", "division": 1}, {"activation": "exp", "division": 1, "distance": True}
-HIDING = {
-    "lengths": lambda: {"lengths": torch.tensor([[20]])},
-    "causal": lambda: {"high": -18},
-    "window": lambda: {"low": -37, "high": -18},
-    "packed": lambda: {"query_ids": torch.arange(37)[None, None] // 20, "key_ids": torch.arange(30)[None, None] // 20 * 7},
-    "dense": lambda: {"keep": (torch.arange(30) < 20).expand(1, 1, 37, 30)},
-    "blocks": lambda: {"blocks": torch.tensor([[[[True, True, False]] * 4]]), "block_size": [10, 10]},
-}  # fmt: skip
-
-
-def fused(query, key, value, **given):
-    """The operator with what is not given left out."""
-    settings = {
-        "block_size": [1, 1],
-        "low": None,
-        "high": None,
-        "activation": "exp",
-        "degree": 1,
-        "division": 0,
-        "distance": False,
-    }
-    names = ("beta", "left", "right", "bias", "lengths", "query_ids", "key_ids", "keep", "blocks")
-    alpha = torch.full((query.shape[1],), 0.25, device=query.device)
-    tensors = {name: given.get(name) for name in names}
-    tensors = {name: None if x is None else x.to(query.device) for name, x in tensors.items()}
-    return query, key, value, alpha, *tensors.values(), *(given.get(name, x) for name, x in settings.items())
-
-
-@pytest.mark.parametrize("hiding", HIDING)
-@pytest.mark.parametrize(
-    ("given", "key_heads"),
-    [
-        (SOFTMAX, 1),
-        (GAUSSIAN, 2),
-        (GAUSSIAN, 1),
-        (GAUSSIAN | {"division": 0}, 2),
-        ({"activation": "power", "degree": 3, "division": 2}, 2),
-    ],
-    ids=["softmax shared", "gaussian", "gaussian shared", "gaussian raw", "polynomial averaged"],
-)
-def test_hidden_numbers_leak_nowhere(hiding, given, key_heads):
-    """Neither into outputs nor into gradients."""
-    query, key, value = (x.to(DEVICE, torch.float32) for x in shaped(37, 30, 8, 8, key_heads=key_heads))
-    made = []
-    for keys, values in ((1.0, 1.0), (NAN, INF)):
-        key[..., 20:, :], value[..., 20:, 3] = keys, values
-        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
-        out, _ = fused_attention(*fused(*leaves, **given, **HIDING[hiding]()))
-        made.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    for one, other in zip(*made, strict=True):
-        torch.testing.assert_close(one, other)
-    assert not made[1][2][..., 20:, :].any()
-    assert not made[1][3][..., 20:, :].any()
-
-
-@pytest.mark.parametrize("name", ["softmax", "gaussian", "sigmoid", "cosine", "normalized", "product"])
-def test_attend_lets_nothing_hidden_through(name):
-    kernel = KERNELS[name].with_tensors({n: t.to(DEVICE) for n, t in KERNELS[name].tensors().items()})
-    query, key, value = (x.to(DEVICE, torch.float32) for x in shaped(batch=2, size=8, width=8))
-    key[0, :, 37:], value[0, :, 37:] = NAN, INF  # behind the last query
-    made = []
-    for filler in (1.0, NAN):
-        key[1, :, 11:], value[1, :, 11:] = filler, filler
-        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
-        out = attend(*leaves, masks.padding(LENGTHS) & masks.causal, kernel=kernel, impl="triton")
-        made.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    for one, other in zip(*made, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-        assert one.isfinite().all()
-
-
-@pytest.mark.parametrize("kernel", [Softmax(), Gaussian(2.0), Gaussian(2.0, normalize=False), Sigmoid(), Cosine(), ReluSquared().normalized()], ids=repr)  # fmt: skip
-def test_what_is_seen_and_not_finite_makes_rows_nan(kernel):
-    """As `stream` does it: the whole row of every query that may attend to it, and no other. An infinite key has an infinite score."""
-    query, key, value = (x.to(DEVICE, torch.float32) for x in shaped(37, 37, 8, 8, batch=2))
-    query[0, 0, 3, 1], key[0, 1, 25, 2], value[1, 0, 11, 7], key[1, 1, 36], value[0, 0, 2, 0] = NAN, NAN, -INF, NAN, NAN
-    for mask in (masks.causal & masks.padding([37, 20]), masks.packed([0, 9, 30]) & masks.window(20, 37)):
-        out, wanted = (attend(query, key, value, mask, kernel=kernel, impl=impl) for impl in ("triton", "stream"))
-        assert torch.equal(out.isnan(), wanted.isnan())
-        assert wanted.isnan().any()
-        assert not wanted.isnan().all()
-        torch.testing.assert_close(out, wanted, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
 def test_results_repeat():
