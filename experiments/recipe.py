@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -202,7 +202,7 @@ def reproduce(
         "quick": quick,
         "seconds": round(time.perf_counter() - began, 1),
         "hardware": hardware(device),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "heedful": _version()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "heedful": heedful.__version__},
         "result": result,
     }
     default = folder / "quick.json" if quick else FOLDER / "results" / f"{name}.json"
@@ -242,10 +242,3 @@ def listing() -> str:
             first = f"cannot run here: {error}"
         lines.append(f"  {name:<24} {first}")
     return "\n".join(lines)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("heedful")
-    except metadata.PackageNotFoundError:
-        return heedful.__version__
