@@ -2,6 +2,7 @@
 
 import os
 import signal
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +36,18 @@ class Stopped(Exception):
 
 @pytest.fixture
 def stop_in(monkeypatch):
-    """Makes a training fail at the third batch of an epoch, counted from 0; None lets it pass."""
-    step = training._Task.training_step
+    """Makes a training fail at the third and last batch of an epoch, counted from 0; None lets it pass."""
+    loss = SeriesClassifier._loss
 
     def set_epoch(epoch, error=Stopped):
-        def stopping(task, batch, index):
-            if task.current_epoch == epoch and index == 2:
-                raise error
-            return step(task, batch, index)
+        batches = count()
 
-        monkeypatch.setattr(training._Task, "training_step", stopping)
+        def stopping(model, *batch):
+            if epoch is not None and next(batches) == 3 * epoch + 2:
+                raise error
+            return loss(model, *batch)
+
+        monkeypatch.setattr(SeriesClassifier, "_loss", stopping)
 
     return set_epoch
 

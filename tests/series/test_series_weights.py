@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import count
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
 from bumps import two_bumps
-from heedful.bridges import training
 from heedful.bridges.estimator import Estimator, outputs
 from heedful.bridges.predictors import Classifier
 from heedful.bridges.samples import weights_of
@@ -80,18 +80,18 @@ def test_a_weight_of_zero_leaves_a_case_out():
 
 
 def test_a_checkpoint_belongs_to_its_weights(tmp_path, monkeypatch):
-    step = training._Task.training_step
+    loss, batches = SeriesClassifier._loss, count()
 
-    def stopping(task, batch, index):
-        if task.current_epoch == 2:
+    def stopping(model, *batch):
+        if next(batches) == 3 * 2:
             raise KeyboardInterrupt
-        return step(task, batch, index)
+        return loss(model, *batch)
 
     weights = np.linspace(1, 2, 60)
-    monkeypatch.setattr(training._Task, "training_step", stopping)
+    monkeypatch.setattr(SeriesClassifier, "_loss", stopping)
     with pytest.raises(KeyboardInterrupt):
         answers(weights, checkpoint_dir=tmp_path)
-    monkeypatch.setattr(training._Task, "training_step", step)
+    monkeypatch.undo()
     other = SeriesClassifier(**SMALL, checkpoint_dir=tmp_path).fit(X, Y, weights[::-1])
     again = SeriesClassifier(**SMALL, checkpoint_dir=tmp_path).fit(X, Y, weights)
     assert (other.training_.resumed, again.training_.resumed) == (0, 2)
