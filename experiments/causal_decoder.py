@@ -135,4 +135,8 @@ def tables(result: dict[str, Any]) -> list[Block]:
         sizes = ("none" if row["baselines"][name] is None else row["baselines"][name] for name in names)
         words = ", ".join(row["set"]) or "none found"
         explained.append([row["prompt"], repr(row["answer"]), words, _then(row), row["calls"], *sizes])
-    return [Table(columns, structure), *bars, Table(["prompt", "next", "set", "then", "calls", *names], explained)]
+    return [
+        Table(columns, structure),
+        *bars,
+        Table(["prompt", "next", "set", "then", "calls", *names], explained, control="random"),
+    ]

@@ -140,7 +140,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     fits = len(result["fits"])
     return [
         "Test accuracy in %, mean ± standard deviation over seeds; in brackets the paper's, the best epoch on the test set.",
-        Table(["data set", "train / test", "epochs", *ATTENTION], rows),
+        Table(["data set", "train / test", "epochs", *ATTENTION], rows, control="none"),
         *_bars(accuracies, means),
         *_control(accuracies, means, whole),
         f"- Incomplete: {fits} of {result['wanted']} fits." if fits < result["wanted"] else "",

@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns, as Markdown. `paper` names the column of published figures, `control` the row that could embarrass ours."""
+    """Rows under columns, as Markdown. `paper` names the column of published figures, `control` the row or column that could embarrass ours."""
 
     columns: Sequence[str]
     rows: Iterable[Sequence[object]]
@@ -69,8 +69,8 @@ class Table:
             raise InvalidArgument(f"a row of the table has not {len(self.columns)} cells, as {', '.join(self.columns)}")
         if self.paper and self.paper not in self.columns:
             raise InvalidArgument(f"there is no column {self.paper!r} for published figures")
-        if self.control and self.control not in (row[0] for row in rows):
-            raise InvalidArgument(f"there is no row {self.control!r} for the control")
+        if self.control and self.control not in (*self.columns, *(row[0] for row in rows)):
+            raise InvalidArgument(f"there is no row or column {self.control!r} for the control")
 
     def __str__(self) -> str:
         head, *body = (

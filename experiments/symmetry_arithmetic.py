@@ -157,7 +157,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     )
     return [
         "Accuracy, mean (lowest-highest) over seeds; in brackets a single earlier run.",
-        Table(["training samples", *names], rows),
+        Table(["training samples", *names], rows, control="augmented mlp"),
         f"Baselines at {result['large']} samples, best of a sweep by test accuracy:",
         Table(["model", "settings", "best", "accuracy"], swept),
         efficiency or "",

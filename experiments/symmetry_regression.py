@@ -151,7 +151,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     swept = [[one["model"], one["size"], one["settings"], one["best"], shown(one["r2"])] for one in result["swept"]]
     return [
         "R², mean (lowest-highest) over seeds; in brackets a single earlier run.",
-        Table(["training samples", *names], rows),
+        Table(["training samples", *names], rows, control="augmented mlp"),
         "Swept, best by validation:",
         Table(["model", "training samples", "settings", "best", "R²"], swept),
         f"No swept Gram MLP with fewer samples reaches the swept MLP with {result['large']}."
