@@ -101,9 +101,9 @@ def _range(low: float, high: float, least: float | None, most: float | None) -> 
     bounds.append(f"to {most:g}" if most is not None else f"below {high:g}" if high < math.inf else "")
     if least is not None and not bounds[1]:
         bounds[1] = "on"
-    joined = (" " if least is not None and (most is not None or bounds[1] == "on") else " and ").join(
-        filter(None, bounds)
-    )
+    if least is not None and bounds[1].startswith("below"):
+        bounds[1] = f"on, {bounds[1]}"
+    joined = (" " if least is not None else " and ").join(filter(None, bounds))
     return f"a number {joined}" if joined else "a finite number"
 
 

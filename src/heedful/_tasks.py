@@ -15,13 +15,14 @@ from heedful._errors import InvalidArgument
 class Task:
     """One kind of data: its package, the endings of its files, its `read(file, split)`, its estimators, the first by default.
 
-    What `read` gives has `X`, `y` (None where the file has no labels) and a `repr` that says what it is.
+    `holds` says what its files hold, for the help of the command line. What `read` gives has `X`, `y` (None where the file has no labels) and a `repr` that says what it is.
     """
 
     name: str
     endings: tuple[str, ...]
     reader: str
     estimators: tuple[str, ...]
+    holds: str
 
     @property
     def package(self) -> Any:
@@ -41,7 +42,7 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("series", (".npz", ".ts"), "read", ("SeriesClassifier",)),
+        Task("series", (".npz", ".ts"), "read", ("SeriesClassifier",), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts"),
     )
 }  # fmt: skip
 

@@ -144,7 +144,7 @@ def replace_by_folder(folder):
         (rewrite(type=["Attention"]), "no type and arguments"),
         (
             rewrite(arguments={"embed_dim": 12, "num_heads": 3, "dropout": "x"}),
-            "dropout must be a number from 0 and below 1",
+            "dropout must be a number from 0 on, below 1",
         ),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),

@@ -126,7 +126,7 @@ def test_discover_writes_files(chain):
     ("arguments", "told"),
     [
         (("nowhere.csv", "-n", "9"), "there is no file nowhere.csv"),
-        (("{}/cov.csv",), "a covariance needs --samples"),
+        (("{}/cov.csv",), "--samples is missing"),
         (("{}/data.csv", "--data", "-n", "4"), "leave --samples out"),
         (("{}/cov.csv", "-n", "1000", "--alpha", "0"), "alpha"),
         (("{}/cov.csv", "-n", "1000", "--alpha", "1"), "alpha"),
@@ -267,7 +267,7 @@ def test_explain_in_json(tmp_path):
     [
         (("nowhere", "A text."), "there is no folder 'nowhere'"),
         (("demo", "A text.", "--alpha", "0"), "alpha"),
-        (("demo", "A text.", "--heads", "x"), "--heads must be 'all', a number or several"),
+        (("demo", "A text.", "--heads", "x"), "--heads must be 'all', the number of a head or several"),
         (("demo", "A text.", "--heads", "99"), "99"),
         (("demo", "A text.", "--samples", "many"), "--samples must be"),
         (("demo", "A text.", "--layer", "77"), "got --layer 77"),

@@ -120,7 +120,7 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", tmp_path / "table.csv", *out), "cannot tell from its ending what"),
         (("fit", tmp_path / "table.csv", *out, "--task", "series"), "neither .npz nor .ts"),
         (("fit", file, *out, "--task", "poems"), "--task must be one of series; got 'poems'"),
-        (("fit", file), "Missing option '--out'"),
+        (("fit", file), "--out is missing"),
         (("fit", file, "--out", tmp_path / "file"), "is a file; name a folder"),
         (("fit", file, *out, "--heads", 7), "--embed-dim must be a multiple of --heads"),
         (("fit", file, *out, "--attention", "magic"), "--attention must be of softmax"),
@@ -244,7 +244,7 @@ def test_options_are_the_estimators_own(run, file, tmp_path):
     short = {"num_heads": "heads", "validation_fraction": "held-out", "random_state": "seed"}
     for name in own:
         assert f"--{short.get(name, name.replace('_', '-'))} " in out
-    assert "width of the network" in out
+    assert "Width of the network" in out
     call = ("fit", file, "--out", tmp_path / "model", *QUICK, "--quiet")
     more = ("--max-len", 7, "--patience", "none", "--batch-size", "auto", "--class-weight", "balanced", "--head=mean")
     assert run(*call, *more)[0] == 0
@@ -254,10 +254,36 @@ def test_options_are_the_estimators_own(run, file, tmp_path):
     for wrong, message in (
         (("--epochs", "many"), "Invalid value for '--epochs'"),
         (("--head", "max"), "--head must be one of flatten, mean; got 'max'"),
-        (("--held-out", 1.5), "--held-out must be a number from 0 and below 1"),
+        (("--held-out", 1.5), "--held-out must be a number from 0 on, below 1"),
         (("--estimator", "Magic"), "--estimator must be one of SeriesClassifier; got 'Magic'"),
         (("--colour", "red"), "--colour"),
     ):
         code, _, err = run("fit", file, "--out", tmp_path / "new", *wrong)
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--devices", "x"), "--devices must be a whole number from 1 on; got 'x'"),
+        (("--num-nodes", 0), "--num-nodes must be a whole number from 1 on"),
+        (("--strategy", "foo"), "--strategy must be one of auto, ddp"),
+        (("--epochs", "x"), "'--epochs': must be a whole number; got 'x'"),
+        (("--lr", "fast"), "'--lr': must be a number; got 'fast'"),
+        (("--held-out", 2), "--held-out must be a number from 0 on, below 1"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else value[0],
+)
+def test_wrong_options_are_refused_before_any_work(options, message, run, file, tmp_path):
+    code, out, err = run("fit", file, "--out", tmp_path / "model", *options)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_is_missing_is_said_at_once(run, file):
+    assert "--out is missing" in run("fit", file)[2]
+    assert "Missing argument 'FILE'" in run("fit")[2]
+    assert run("fit", "nosuch.npz", "-h")[0] == 0

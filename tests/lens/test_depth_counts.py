@@ -8,6 +8,7 @@ import torch
 from heedful import InvalidArgument, MissingExtra, cli
 from heedful.bridges import configs
 from heedful.lens import depth
+from heedful.lens.depth.known import CONFIGS, PARAMS
 from zoo import ZOO
 
 hf = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -87,7 +88,8 @@ def test_keys_that_change_the_count_are_read(kind, name, change):
 
 def test_without_transformers_counts_are_estimates(monkeypatch):
     monkeypatch.setattr(configs, "find_spec", lambda name: None)
-    report = depth.audit("gpt2")
+    report = depth.audit(dict(CONFIGS["gpt2"]))
+    assert depth.audit("gpt2").params == 124_439_808
     assert (report.exact, report.params) == (False, 84_934_656 + 50257 * 768)
     assert "about 123,532,032 parameters, estimated from its sizes" in " ".join(str(report).split())
     with pytest.raises(MissingExtra, match="hf"):
@@ -152,7 +154,7 @@ def test_a_part_of_a_model_is_audited_as_that_part(build):
         assert (found.shape.layers, found.shape.part) == (layers, part)
         assert found.params == sum(weight.numel() for weight in model.parameters())
         assert f"of an encoder and a decoder this is the {part} alone" in found.notes
-        assert f"{found.params:,} parameters; about {found.shape.layer_params:,} of them" in str(found)
+        assert f"{found.params:,} parameters; {found.shape.layer_params:,} of them" in str(found)
 
 
 BROKEN = [
@@ -199,3 +201,10 @@ def test_images_may_have_two_sides():
     assert depth.audit(square).params == depth.audit(pair).params
     oblong = hf.ViTConfig(**IMAGE | {"image_size": [32, 48], "patch_size": [8, 16]})
     assert (depth.audit(oblong).params, depth.audit(oblong).exact) == (parameters("ViTModel", oblong), True)
+
+
+def test_counts_of_known_names_are_those_of_the_classes():
+    small = [name for name in PARAMS if PARAMS[name] < 2e9]
+    assert PARAMS.keys() == CONFIGS.keys() - {"neobert"}
+    assert len(small) > 8
+    assert {name: configs.count(CONFIGS[name]) for name in small} == {name: PARAMS[name] for name in small}

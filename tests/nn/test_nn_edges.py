@@ -267,7 +267,7 @@ def test_a_learned_bandwidth_can_be_kept_positive():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Attention(8, 2, dropout=2.0), r"dropout must be a number from 0 and below 1; got 2.0"),
+        (lambda: Attention(8, 2, dropout=2.0), r"dropout must be a number from 0 on, below 1; got 2.0"),
         (lambda: Attention(8, 2, dropout="x"), "dropout must be a number from 0"),
         (lambda: Attention(8, 2, impl="flash"), "impl must be one of auto, .* got 'flash'"),
         (lambda: Attention(8, 2, kdim=0), "kdim must be a whole number from 1 on, or None; got 0"),

@@ -91,7 +91,7 @@ X = torch.zeros(2, 5, EMBED, **F64)
         (
             lambda: PrimalAttention(12, 3, max_len=9, dropout=1.0),
             InvalidArgument,
-            r"dropout must be a number from 0 and below 1",
+            r"dropout must be a number from 0 on, below 1",
         ),
         (lambda: Primal(rank_multi=True), InvalidArgument, "rank_multi must be a whole number from 1 on"),
         (lambda: Primal(sampling="random"), InvalidArgument, "sampling must be one of segment_mean, stride"),

@@ -163,7 +163,7 @@ X = torch.zeros(2, 5, 12)
         (
             lambda: Block(12, 3, dropout=1.5, kernel="none"),
             InvalidArgument,
-            r"dropout must be a number from 0 and below 1",
+            r"dropout must be a number from 0 on, below 1",
         ),
         (lambda: Block(12, 3, hidden=-1), InvalidArgument, "hidden must be a whole number from 1 on"),
         (

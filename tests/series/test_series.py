@@ -301,7 +301,7 @@ def test_a_learned_kernel_among_the_parameters_is_left_alone(fitted):
         ({"lr": None}, "lr must be a number above 0; got None"),
         ({"random_state": -1}, "random_state must be None, an integer from 0"),
         ({"random_state": np.random.default_rng(0)}, "or a RandomState; got Generator"),
-        ({"dropout": 1.0}, "dropout must be a number from 0 and below 1"),
+        ({"dropout": 1.0}, "dropout must be a number from 0 on, below 1"),
         ({"batch_size": 2.5}, "batch_size must be a whole number"),
         ({"hidden": -1}, "hidden must be a whole number"),
         ({"max_len": "x"}, "max_len must be a whole number"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful import __version__
-from heedful._checks import check_choice, check_number, is_whole
+from heedful._checks import check_choice, check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument, MissingExtra
 from heedful._files import located
 from heedful._progress import bar
@@ -134,11 +134,23 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         check_number(least=0, high=1, optional=True, validation_fraction=self.validation_fraction)
         if self.random_state is not None and not isinstance(self.random_state, np.random.RandomState):
             seed_of(self.random_state)
+        if self._processes:
+            self._check_processes()
         if self._processes and not is_whole(self.random_state):
             raise InvalidArgument(
                 f"with several processes random_state must be a whole number, the same for all; got {self.random_state!r:.100}"
             )
         self._hyperparameters(1, 0)
+
+    def _check_processes(self) -> None:
+        from heedful.bridges.training import STRATEGIES
+
+        options = self._processes
+        check_whole(num_nodes=options["num_nodes"])
+        if options["devices"] not in ("auto", -1) and not isinstance(options["devices"], list):
+            check_whole(devices=options["devices"])
+        if isinstance(options["strategy"], str):
+            check_choice(("auto", *STRATEGIES), strategy=options["strategy"])
 
     @property
     def _processes(self) -> dict[str, Any]:
@@ -315,5 +327,5 @@ def seed_of(random_state: Any) -> int:
         return int(check_random_state(random_state).randint(2**31 - 1))
     except ValueError:
         raise InvalidArgument(
-            f"random_state must be None, an integer from 0 to 2**32 - 1 or a RandomState; got {random_state!r:.100}"
+            f"random_state must be a whole number from 0 to 2**32 - 1, None or a RandomState; got {random_state!r:.100}"
         ) from None

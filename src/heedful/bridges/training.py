@@ -27,16 +27,19 @@ try:
     from pytorch_lightning.callbacks import Callback, Checkpoint, EarlyStopping
     from pytorch_lightning.plugins import TorchCheckpointIO
     from pytorch_lightning.plugins.environments import LightningEnvironment
+    from pytorch_lightning.strategies import StrategyRegistry
     from pytorch_lightning.utilities import rank_zero_only
 except ImportError:
     raise MissingExtra("pytorch-lightning", "train") from None
 
-__all__ = ["is_first", "train"]
+__all__ = ["STRATEGIES", "is_first", "train"]
 
 Loss = Callable[..., Tensor]
 Measure = Callable[..., Mapping[str, Tensor]]
 
 HELD_OUT_LOSS = "held_out_loss"
+# How processes work together, as Lightning calls it.
+STRATEGIES = tuple(StrategyRegistry.available_strategies())
 # Data of up to so many bytes lies on the GPU while it is trained on.
 RESIDENT = 2**30
 

@@ -114,10 +114,12 @@ def _look(
 
     Reads this disk alone, never the network.
     """
+    from heedful._checks import check_whole
     from heedful._progress import bar
     from heedful.cli.look import check_options, model_folder, read_text, show_page
 
     place = check_options(out, no_report=no_report, as_json=as_json, open_it=open_it)
+    check_whole(max_tokens=max_tokens, optional=True)
     folder = model_folder(model, "look")
     words = read_text(text, file)
     # All that can be checked without torch is checked by now.

@@ -147,6 +147,10 @@ def discover(
         check_place(path)
     if plot is not None:
         check_picture(plot)
+    if samples is None and not data:
+        raise InvalidArgument(
+            "--samples is missing: how many samples the covariance was computed from; give --data if the file holds the samples"
+        )
     table = read_table(file.expanduser())
     labels, names = table.labels or [], table.names or []
     if not data and labels != names and labels and set(labels) == set(names):

@@ -27,12 +27,12 @@ from heedful.cli.arguments import AsJson, echo
 if TYPE_CHECKING:
     from heedful._tasks import Task
 
-ENDINGS = ", ".join(ending for task in TASKS.values() for ending in task.endings)
+CONTENTS = " ".join(f"{task.name.capitalize()}: {task.holds}." for task in TASKS.values())
 TaskName = Annotated[
     str | None, typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-File = Annotated[Path, typer.Argument(metavar="FILE", help=f"The data: {ENDINGS}.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help=CONTENTS)]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that heedful fit wrote.")]
 
 # What the command decides itself, and what is written shorter in the shell.
@@ -44,6 +44,8 @@ class FitCommand(TyperCommand):
     """The command with the options of the estimator that fits the file, read off its constructor."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            return super().parse_args(ctx, args)
         own = [each for each in self.params if each.name in inspect.signature(fit).parameters]
         more = typer.main.get_command(_asking(_estimator(args))).params
         self.params = [*own, *more]
@@ -144,13 +146,16 @@ def _estimator(args: list[str]) -> type[Any]:
     """The estimator that the words of a command mean; the first of all where they do not tell."""
     options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
-    # Before the estimator, and torch with it, is imported.
-    if files and "--help" not in args and not any(Path(word).expanduser().is_file() for word in files):
-        _check_file(Path(files[0]))
-    if options.get("--task") in TASKS:
-        kind = TASKS[options["--task"]]
+    if {"--help", "-h"} & set(args):
+        kind = TASKS.get(options.get("--task", "")) or next(iter(TASKS.values()))
     else:
-        kind = task_of(Path(files[0])) if files else next(iter(TASKS.values()))
+        # What can be known before the estimator, and torch with it, is imported.
+        others = [word for word in args if Path(word).suffix and not word.startswith("-")]
+        kind = task_of(Path((files or others or ["FILE"])[0]), options.get("--task"))
+        if files and not any(Path(word).expanduser().is_file() for word in files):
+            _check_file(Path(files[0]))
+        if "--out" not in options:
+            raise InvalidArgument("--out is missing; name the model's folder")
     name = options.get("--estimator")
     return kind.estimator(name if name in kind.estimators else None)
 
@@ -191,6 +196,9 @@ def _kinds(annotation: Any) -> list[Any]:
     return plain and [*plain, *([NoneType] if NoneType in parts else [])]
 
 
+_WORDS = {int: "a whole number", float: "a number", str: "a word", NoneType: "none"}
+
+
 def _word(kind: Any) -> str:
     return {int: "INT", float: "FLOAT", str: "TEXT", NoneType: "none"}[kind]
 
@@ -203,7 +211,8 @@ def _value(kinds: list[Any], text: str) -> Any:
     for kind in kinds:
         with suppress(ValueError, TypeError):
             return kind(text)
-    raise ValueError(text)
+    wanted = " or ".join(_WORDS[kind] for kind in kinds)
+    raise typer.BadParameter(f"must be {wanted}; got {text!r}")
 
 
 def _documented(estimator: type[Any]) -> dict[str, str]:
@@ -213,7 +222,9 @@ def _documented(estimator: type[Any]) -> dict[str, str]:
     entries = re.findall(r"^    ([\w, ]+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.MULTILINE)
     plain = {names: " ".join(re.sub(r'`"?|"?`', "", words).split()) for names, words in entries}
     return {
-        name: words.split(". ")[0].rstrip(".") + "." for names, words in plain.items() for name in names.split(", ")
+        name: (words[:1].upper() + words[1:]).split(". ")[0].rstrip(".") + "."
+        for names, words in plain.items()
+        for name in names.split(", ")
     }
 
 

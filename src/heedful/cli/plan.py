@@ -86,16 +86,15 @@ def plan(
         max_depth=max_depth,
         law=law,
     )
-    file = None
     if hf is not None:
         config = json.dumps(best.to_config(hf), indent=2)
         if out is None:
             typer.echo(config)
             return
-        file = _write(config + "\n", out.expanduser())
+        _write(config + "\n", out.expanduser())
     echo(best, as_json)
-    if file is not None and not as_json:
-        typer.echo(f"wrote {file}")
+    if hf is not None and out is not None and not as_json:
+        typer.echo(f"wrote {out.expanduser() / 'config.json'}")
 
 
 def seprank(
@@ -126,12 +125,12 @@ def seprank(
     typer.echo(f"{draws} over the field of 2^31 - 1 elements: {', '.join(map(str, ranks))})")
 
 
-def _write(config: str, folder: Path) -> Path:
+def _write(config: str, folder: Path) -> None:
     file = folder / "config.json"
     if file.exists() or (folder.exists() and not folder.is_dir()):
         raise InvalidArgument(f"{file if file.exists() else folder} exists; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    return write(file, config)
+    write(file, config)
 
 
 def _alone(context: typer.Context, *names: str) -> None:

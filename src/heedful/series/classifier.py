@@ -42,9 +42,9 @@ class SeriesClassifier(Classifier):
         embed_dim: width of the network.
         num_heads: heads; they must divide the width.
         hidden: width inside the feed-forward layers; 4 x `embed_dim`.
-        dropout: of the encoder.
+        dropout: share of activations that the encoder drops in training.
         rank: rank of layers named `"primal"`.
-        eta: weight of their loss.
+        eta: weight of the primal layers' loss.
         head: `"flatten"` (weights of its own for every step, as in the paper) or `"mean"`.
         max_len: cut all series here, without a warning.
         epochs: passes over the data, at most.

@@ -74,7 +74,7 @@ class ExplainSettings:
         numbers = [self.heads] if is_whole(self.heads) else self.heads
         several = not isinstance(numbers, str) and hasattr(numbers, "__iter__") and [*map(is_whole, numbers)]
         if not (several and all(several)) and not (isinstance(numbers, str) and numbers == "all"):
-            raise InvalidArgument(f"heads must be 'all', a number or several, as [0, 3]; got {self.heads!r}")
+            raise InvalidArgument(f"heads must be 'all', the number of a head or several numbers; got {self.heads!r}")
 
 
 def check_graph(of: Any) -> None:

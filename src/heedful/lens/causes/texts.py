@@ -219,7 +219,7 @@ class TextModel:
         kind = ("classification" if head is not None else answers.kind_of(model)) if kind == "auto" else kind
         if tokenizer is None:
             raise InvalidArgument("a model that reads texts needs its tokenizer; give tokenizer=...")
-        check_choice(KINDS, task=kind)
+        check_choice(("auto", *KINDS), task=kind)
         check_choice(("cls", "mean"), optional=True, pool=pool)
         check_number(-1, 1, threshold=threshold)
         if head is not None and type(model).__name__.endswith(tuple(answers.KINDS)):

@@ -13,7 +13,7 @@ from heedful._plot import Axes
 from heedful._result import Result
 from heedful._text import quantity
 from heedful.bridges import configs
-from heedful.lens.depth.known import CONFIGS, peers
+from heedful.lens.depth.known import CONFIGS, PARAMS, peers
 from heedful.lens.depth.law import LAWS, Law, find_law
 from heedful.lens.depth.plans import folded, notes
 from heedful.lens.depth.shape import LARGEST, Shape
@@ -105,8 +105,7 @@ class Audit(Result):
 
     def __str__(self) -> str:
         shape = self.shape
-        # Where the model is counted whole, its matrices still follow from the sizes.
-        rough = "about " if self.exact else ""
+        rough = "" if self.exact else "about "
         lines = folded(
             f"{self.name}: {quantity(shape.layers, 'layer')} x {shape.width}",
             *self.place,
@@ -170,7 +169,10 @@ def audit(
     elif depth <= 0:
         verdict = "too narrow for the law"
     budget_depth, budget_width = rule.solve(shape.executed_params, shape.kappa)
-    count = sum(weight.numel() for weight in model.parameters()) if _is_module(model) else configs.count(config)
+    if _is_module(model):
+        count = sum(weight.numel() for weight in model.parameters())
+    else:
+        count = PARAMS.get(name) if config is CONFIGS.get(name) else configs.count(config)
     params, exact = (shape.params, False) if count is None else (count, True)
     rivals = {one.name: one.optimal_depth(shape.width) for one in LAWS.values() if one.name != rule.name}
     sigma = rule.sigma_depth(max(depth, 0.0))

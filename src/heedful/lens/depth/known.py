@@ -71,6 +71,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Their parameters, as transformers builds them: to look one up needs neither it nor torch.
+PARAMS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-175b": 174_604_259_328,
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "roberta-base": 124_645_632,
+    "distilbert-base": 66_362_880,
+    "albert-xxlarge": 222_595_584,
+    "llama-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2-0.5b": 494_032_768,
+    "gpt-neox-20b": 20_554_567_680,
+    "t5-11b": 11_307_321_344,
+    "vit-base": 86_389_248,
+}
 
 # Layers and width of public models, as their authors published them.
 _PUBLIC = """
