@@ -1,6 +1,9 @@
 """One thread per worker, fixed seeds, Triton's interpreter where there is no GPU, and no address outside this machine."""
 
+import math
 import os
+import shutil
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -20,3 +23,50 @@ def pytest_addoption(parser):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs `heedful ARGUMENTS` in this process, in an empty folder: exit code, stdout, stderr."""
+    from heedful import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        told = capsys.readouterr()
+        return stopped.value.code, told.out, told.err
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """A tiny BERT with a tokenizer of twelve words, in a Hugging Face folder."""
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from tiny import save_bert
+
+    return save_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture
+def broken(saved, tmp_path):
+    """A copy of the tiny model, to be damaged."""
+    return shutil.copytree(saved, tmp_path / "broken")
+
+
+@pytest.fixture
+def unwritten_is_nan(monkeypatch):
+    """What a kernel forgets to write is NaN, not yesterday's result."""
+    import torch
+
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        return made.fill_(math.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", poisoned)

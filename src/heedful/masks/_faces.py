@@ -113,7 +113,8 @@ def grid_of(
     if attention_mask is None:
         return lower_right.dense(shape[2:], device) if flash and causal else None
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-        return attention_mask[..., : shape[3]]
+        # The same tensor where it fits: who watches knows by it that layers share a mask.
+        return attention_mask if attention_mask.shape[-1] == shape[3] else attention_mask[..., : shape[3]]
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
         tokens = attention_mask[:, None, None, :].bool()
         return tokens & lower_right.dense(shape[2:], device) if causal else tokens
