@@ -65,7 +65,7 @@ def check_line(outcome, command):
         (("symmetry", "torch:relu", "--d", "4", "--group", "U"), "--group must be among O, SO"),
         (("symmetry", "torch:relu", "--d", "0"), "--d must be"),
         (("discover", "covariance.csv", "-n", "2"), "--samples must be"),
-        (("discover", "covariance.csv"), "a covariance needs --samples"),
+        (("discover", "covariance.csv"), "--samples is missing"),
         (("discover", "table.csv", "-n", "200"), "For data use --data"),
         (("discover", "covariance.csv", "-n", "100", "--max-cond-size", "-1"), "from 0 on; got -1"),
         (("fit", "series.npz", "--out", "m", "--heads", "7"), "multiple of --heads; got --embed-dim 64, --heads 7"),

@@ -299,7 +299,7 @@ def test_a_learned_kernel_among_the_parameters_is_left_alone(fitted):
         ({"epochs": None}, "epochs must be a whole number from 1 on; got None"),
         ({"batch_size": None}, "batch_size must be a whole number from 1 on; got None"),
         ({"lr": None}, "lr must be a number above 0; got None"),
-        ({"random_state": -1}, "random_state must be None, an integer from 0"),
+        ({"random_state": -1}, "random_state must be a whole number from 0"),
         ({"random_state": np.random.default_rng(0)}, "or a RandomState; got Generator"),
         ({"dropout": 1.0}, "dropout must be a number from 0 on, below 1"),
         ({"batch_size": 2.5}, "batch_size must be a whole number"),

@@ -147,7 +147,7 @@ def discover(
         check_place(path)
     if plot is not None:
         check_picture(plot)
-    if samples is None and not data:
+    if samples is None and not data and file.expanduser().is_file():
         raise InvalidArgument(
             "--samples is missing: how many samples the covariance was computed from; give --data if the file holds the samples"
         )
