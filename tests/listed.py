@@ -179,12 +179,10 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 PARAMETER_TOLERANCE = TOLERANCE | {torch.bfloat16: 1e-1}
 
 
-# Triton's interpreter takes half a second a case: all cases with these kernels, all kernels with these cases. What a mask hides is
-# made finite before any kernel sees it, and higher orders call a kernel again and again. The features of a fused kernel are tested
-# one by one in test_fused.py.
+# Triton's interpreter takes half a second a case: all cases with these kernels, all kernels with these cases. The features
+# of a fused kernel are tested one by one in test_fused.py.
 INTERPRETED_KERNELS = {"gaussian-per-head", "sigmoid"}
-INTERPRETED_CASES = {"cross", "padding-causal", "column", "shared-heads-causal"}
-REPEATED = {"higher-order", "higher-order-mix"}
+INTERPRETED_CASES = {"cross", "padding-causal", "column", "shared-heads-causal", "nan-under-mask"}
 
 
 def accepted(*names: str) -> Iterator[tuple[str, str, str, torch.dtype]]:
@@ -194,8 +192,7 @@ def accepted(*names: str) -> Iterator[tuple[str, str, str, torch.dtype]]:
             for dtype in TOLERANCE:
                 request, kernel = case().to(dtype), KERNELS[kernel_name]()
                 plan = attend.plan(request.query, request.key, request.value, kernel=kernel, **request.arguments)
-                cases = {"padding-causal"} if kernel_name in REPEATED else INTERPRETED_CASES
-                listed = kernel_name in INTERPRETED_KERNELS or case_name in cases
+                listed = kernel_name in INTERPRETED_KERNELS or case_name in INTERPRETED_CASES
                 for considered in plan.considered:
                     if considered.refusal is None and (listed or considered.name != "triton"):
                         yield kernel_name, considered.name, case_name, dtype

@@ -13,7 +13,7 @@ from listed import CASES, KERNELS, PARAMETER_TOLERANCE, TOLERANCE, accepted, rel
 
 ACCEPTED = list(accepted())
 NUMBER_OF_CASES = 5001
-NUMBER_OF_FUSED_CASES = 106 if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1" else 0
+NUMBER_OF_FUSED_CASES = 128 if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1" else 0
 
 
 def says_something(impl, case_name, dtype):

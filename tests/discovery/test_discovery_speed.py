@@ -35,7 +35,7 @@ def test_fci_of_60_nodes_is_30_times_causal_learns():
     data = drawn(60)
     covariance = np.corrcoef(data, rowvar=False)
 
-    ours, found = seconds(lambda: discover(covariance, 1000, 0.01, learner="fci"), 25)
+    ours, found = seconds(lambda: discover(covariance, 1000, 0.01, learner="fci"), 7)
     slow, theirs = seconds(lambda: CausalLearn(data, 0.01), 2)
     print(f"FCI, 60 nodes: {ours * 1e3:.0f} ms against {slow * 1e3:.0f} ms, {slow / ours:.0f} times")
     assert found.stopped == ""
