@@ -103,7 +103,7 @@ def _near_sets(state: State, pair: Pair, size: int) -> Iterator[Sets]:
         return
     # All of the pool beside one root: every subset is reached, and all are equally near.
     if any(not pool & ~links.adjacent[root] for root in roots):
-        yield from subsets([*bits(pool)], size)
+        yield from subsets(bits(pool), size)
         return
     families = []
     for root in roots:
@@ -231,10 +231,13 @@ def _take_out(state: State, size: int, around: Callable[[int, int], list[int]], 
         ends, seen = 1 << i | 1 << j, [known[i], known[j]] if known else []
         for each in around(i, j):
             pool = each & ~ends
-            if pool.bit_count() >= size and all(pool & ~one for one in seen):
-                # Only a set that shares `size` nodes with what was tested can have been tested.
-                masks = [_member(one, n) for one in seen if (one & pool).bit_count() >= size]
-                for block in subsets([*bits(pool)], size):
+            if pool.bit_count() < size:
+                continue
+            # Only a set that shares `size` nodes with what was tested can have been tested.
+            tested = [one for one in seen if (one & pool).bit_count() >= size]
+            if pool not in [pool & one for one in tested]:
+                masks = [_member(one, n) for one in tested]
+                for block in subsets(bits(pool), size):
                     for member in masks:
                         block = block[~member[block].all(axis=1)]
                     if len(block):

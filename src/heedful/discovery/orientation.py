@@ -240,8 +240,8 @@ def _r8(at: Oriented, sepsets: Sepsets) -> bool:
 
 def _r9(at: Oriented, sepsets: Sepsets) -> bool:
     """a o-> c and an uncovered possibly directed path a, b, ..., c with b and c apart: a -> c."""
-    adjacent, steps = at.links.adjacent, at.links.steps
-    tails = []
+    links, tails = at.links, []
+    adjacent, steps = links.adjacent, links.steps
     for a, c in _pairs(_half_open(at.marks)):
         starts = bits(steps[a] & ~adjacent[c] & ~(1 << c))
         if any(uncovered_reach(a, b, steps.__getitem__, adjacent, 1 << c) for b in starts):
@@ -251,8 +251,8 @@ def _r9(at: Oriented, sepsets: Sepsets) -> bool:
 
 def _r10(at: Oriented, sepsets: Sepsets) -> bool:
     """a o-> c, b -> c <- d, uncovered possibly directed paths from a to b and to d whose first nodes differ and are apart: a -> c."""
-    adjacent, steps, parents = at.links.adjacent, at.links.steps, mask_rows(at.arrows.T)
-    tails = []
+    links, parents, tails = at.links, mask_rows(at.arrows.T), []
+    adjacent, steps = links.adjacent, links.steps
     for a, c in _pairs(_half_open(at.marks)):
         ends = parents[c]
         if not ends & (ends - 1):

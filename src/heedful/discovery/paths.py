@@ -17,12 +17,14 @@ Before = dict[Pair, Pair | None]
 _STEPS = 20_000
 
 
-def bits(mask: int) -> Iterator[int]:
+def bits(mask: int) -> list[int]:
     """The nodes of a set, rising."""
+    nodes = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        nodes.append(low.bit_length() - 1)
         mask ^= low
+    return nodes
 
 
 def mask_of(nodes: Iterable[int]) -> int:
@@ -34,8 +36,13 @@ def mask_of(nodes: Iterable[int]) -> int:
 
 def mask_rows(matrix: NDArray[np.bool_]) -> list[int]:
     """Each row as a set of columns."""
-    packed = np.packbits(matrix, axis=1, bitorder="little")
-    return [int.from_bytes(row.tobytes(), "little") for row in packed]
+    padded = np.zeros((len(matrix), -(-matrix.shape[1] // 64) * 64), bool)
+    padded[:, : matrix.shape[1]] = matrix
+    words = np.packbits(padded, axis=1, bitorder="little").view("<u8").T.tolist()
+    rows = words[0] if words else [0] * len(matrix)
+    for at, column in enumerate(words[1:], 1):
+        rows = [row | word << 64 * at for row, word in zip(rows, column, strict=True)]
+    return rows
 
 
 @dataclass
@@ -131,16 +138,15 @@ class Links:
         Walks may pass a node twice, so that a few nodes more are found than by paths: learners then test a few sets more.
         """
         reached = self.adjacent[root] & within
-        left: dict[int, int] = {}
+        left = [inner & within & ~(1 << root)] * self.n  # from each node, where no walk has gone on to
         front = [(root, v) for v in bits(reached & inner)]
-        stop = ~(1 << root) & within
         while front:
             u, v = front.pop()
-            follow = self.follow(u, v) & stop
+            follow = self.follow(u, v) & within & ~(1 << root)
             reached |= follow
-            fresh = follow & inner & ~left.get(v, 0)
+            fresh = follow & left[v]
             if fresh:
-                left[v] = left.get(v, 0) | fresh
+                left[v] ^= fresh
                 front += [(v, w) for w in bits(fresh)]
         return reached
 

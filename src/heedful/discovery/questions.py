@@ -40,7 +40,11 @@ class Separation(NamedTuple):
 
     sepset: tuple[int, ...]
     members: frozenset[int]
-    rank: tuple[float, float]
+    rank: tuple[float, float] = (0.0, 0.0)
+
+
+# What separates a pair that is independent given nothing.
+NOTHING = Separation((), frozenset())
 
 
 class Questions:
@@ -184,12 +188,14 @@ class Questions:
         x, y = np.repeat(pairs, [len(sets) for _, sets in waiting], axis=0).T
         z = np.concatenate([sets for _, sets in waiting])
         decisions = self._recorded(x, y, z)
-        for at in np.flatnonzero(decisions.independent).tolist():
-            pair, sepset = (int(x[at]), int(y[at])), tuple(z[at].tolist())
-            rank = float(decisions.log_p[at]), -abs(float(decisions.rho[at]))
-            one = Separation(sepset, frozenset(sepset), rank)
-            other = chosen.get(pair, one)
-            chosen[pair] = max(other, one, key=lambda each: each.rank)._replace(members=one.members | other.members)
+        hits = np.flatnonzero(decisions.independent)
+        ranks = zip(decisions.log_p[hits].tolist(), (-np.abs(decisions.rho[hits])).tolist(), strict=True)
+        for i, j, sepset, rank in zip(x[hits].tolist(), y[hits].tolist(), z[hits].tolist(), ranks, strict=True):
+            members, best = frozenset(sepset), chosen.get((i, j))
+            if best is None or rank > best.rank:
+                chosen[i, j] = Separation(tuple(sepset), members | best.members if best else members, rank)
+            elif not members <= best.members:
+                chosen[i, j] = best._replace(members=members | best.members)
 
     def _run(self, x: Any, y: Any, z: Any) -> Decisions:
         return self.test.run(self.nodes[x], self.nodes[y], self.nodes[z])

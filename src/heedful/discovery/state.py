@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from heedful._errors import InvalidArgument
 from heedful.discovery.graph import PAG
 from heedful.discovery.orientation import Oriented, open_marks, orient
 from heedful.discovery.paths import Links
-from heedful.discovery.questions import OutOfBudget, Pair, Questions, Sets, whole_numbers
+from heedful.discovery.questions import NOTHING, OutOfBudget, Pair, Questions, Separation, Sets, whole_numbers
 
 
 class State:
@@ -46,20 +46,29 @@ class State:
     def pairs(self) -> list[Pair]:
         """The edges left, i < j, in the order of the nodes."""
         pairs = [(i, j) for i, j in np.argwhere(np.triu(self.skeleton)).tolist()]
-        return sorted(pairs, key=lambda pair: sorted(self.rank[v] for v in pair))
+        return pairs if self.order is None else sorted(pairs, key=lambda pair: sorted(self.rank[v] for v in pair))
 
-    def remove(self, pair: Pair, sepset: tuple[int, ...], members: frozenset[int] | None = None) -> None:
-        """Takes an edge out at once. `members` are those of all sets that would do: rules count them as in the set."""
+    def remove(self, pair: Pair, sepset: tuple[int, ...]) -> None:
+        """Takes an edge out at once."""
         i, j = pair
         self.skeleton[i, j] = self.skeleton[j, i] = False
-        self.sepsets[pair] = sepset
-        self.members[pair] = frozenset(sepset) if members is None else members
+        self.sepsets[pair], self.members[pair] = sepset, frozenset(sepset)
         self.links.cut(i, j)
 
     def remove_best(self, questions: Iterable[tuple[Pair, Iterable[Sets]]]) -> None:
         """Takes out, at the end, every pair that one of its sets separates."""
-        for pair, separation in self.ask.best(questions).items():
-            self.remove(pair, separation.sepset, separation.members)
+        self._remove_all(self.ask.best(questions))
+
+    def _remove_all(self, separations: Mapping[Pair, Separation]) -> None:
+        for pair, separation in separations.items():
+            self.sepsets[pair], self.members[pair] = separation.sepset, separation.members
+        if separations:
+            i, j = np.array([*separations]).T
+            self.skeleton[i, j] = self.skeleton[j, i] = False
+            self._relink()
+
+    def _relink(self) -> None:
+        self.links = Links.of(np.where(self.skeleton, self.marks, 0).astype(np.int8))
 
     def beside(self, pair: Pair) -> NDArray[np.bool_]:
         """The nodes that share an edge with one of the pair; with an order, with its later one, and before it."""
@@ -109,14 +118,13 @@ class State:
             kept = dict(self.sepsets), dict(self.members)
             try:
                 if size == 0:
-                    for pair in self.ask.marginal(self.pairs()):
-                        self.remove(pair, ())
+                    self._remove_all(dict.fromkeys(self.ask.marginal(self.pairs()), NOTHING))
                 else:
                     one(size)
             except OutOfBudget:
                 self.ask.record.back_to(mark)
                 self.skeleton, (self.sepsets, self.members) = skeleton, kept
-                self.links = Links.of(np.where(skeleton, self.marks, 0).astype(np.int8))
+                self._relink()
                 why = f"with them more than {self.ask.limit} tests would be needed"
                 self._stop(size, f"Stopped before sets of {size} variables: {why}.")
                 return
