@@ -9,17 +9,22 @@ import torch
 import heedful
 from heedful import (
     Cosine,
+    Exponential,
     FeatureMap,
     Gaussian,
     HigherOrder,
     InvalidArgument,
     Kernel,
     Laplace,
+    Matern,
     Polynomial,
+    RationalQuadratic,
     Relu,
     ReluSquared,
     Sigmoid,
+    Silu,
     Softmax,
+    Tanh,
     attend,
     masks,
 )
@@ -29,6 +34,8 @@ DOT = lambda q, k: sum(a * b for a, b in zip(q, k, strict=True))  # noqa: E731
 NORM = lambda x: math.sqrt(DOT(x, x))  # noqa: E731
 APART = lambda q, k: NORM([a - b for a, b in zip(q, k, strict=True)])  # noqa: E731
 ELU1 = lambda x: [a + 1 if a > 0 else math.exp(a) for a in x]  # noqa: E731
+MATERN32 = lambda a: (1 + a) * math.exp(-a)  # noqa: E731
+MATERN52 = lambda a: (1 + a + a * a / 3) * math.exp(-a)  # noqa: E731
 
 # kernel, the coefficient of one pair in plain Python, whether rows are divided by their sum
 FORMULAS = [
@@ -39,7 +46,15 @@ FORMULAS = [
     (Gaussian(), lambda q, k: math.exp(-(APART(q, k) ** 2) / (2 * math.sqrt(7))), True),
     (Laplace(2.0), lambda q, k: math.exp(-APART(q, k) / 2.0), True),
     (Laplace(normalize=False), lambda q, k: math.exp(-APART(q, k) / math.sqrt(7)), False),
+    (Matern(1.5, 2.0), lambda q, k: MATERN32(math.sqrt(3) * APART(q, k) / 2.0), True),
+    (Matern(2.5, normalize=False), lambda q, k: MATERN52(math.sqrt(5) * APART(q, k) / math.sqrt(7)), False),
+    (RationalQuadratic(0.7, 1.5), lambda q, k: (1 + APART(q, k) ** 2 / (2 * 0.7 * 1.5**2)) ** -0.7, True),
+    (RationalQuadratic(normalize=False), lambda q, k: 1 / (1 + APART(q, k) ** 2 / 14), False),
     (Sigmoid(0.5, -1.0), lambda q, k: 1 / (1 + math.exp(-(0.5 * DOT(q, k) - 1.0))), False),
+    (Tanh(0.5, -1.0), lambda q, k: math.tanh(0.5 * DOT(q, k) - 1.0), False),
+    (Silu(0.5, 0.2), lambda q, k: (0.5 * DOT(q, k) + 0.2) / (1 + math.exp(-(0.5 * DOT(q, k) + 0.2))), False),
+    (Exponential(bias=-0.5), lambda q, k: math.exp(DOT(q, k) / math.sqrt(7) - 0.5), False),
+    (Exponential(0.3, 2.0).normalized(), lambda q, k: math.exp(0.3 * DOT(q, k)), True),
     (Relu(1.0), lambda q, k: max(0.0, DOT(q, k)), False),
     (ReluSquared(), lambda q, k: max(0.0, DOT(q, k) / math.sqrt(7)) ** 2, False),
     (Cosine(), lambda q, k: DOT(q, k) / (NORM(q) * NORM(k)), False),
@@ -150,6 +165,8 @@ def test_rows_are_divided_by_sum_or_count():
 def test_normalized_uses_the_kernels_own_switch():
     assert Gaussian(2.0, normalize=False).normalized() == Gaussian(2.0)
     assert Softmax().normalized() == Softmax()
+    assert Exponential(0.5, bias=2.0).normalized() == Softmax(0.5)
+    assert Matern(2.5, normalize=False).normalized() == Matern(2.5)
     assert (Gaussian(2.0, normalize=False) * Softmax()).traits.division == "sum"
 
 
@@ -259,6 +276,13 @@ def test_a_kernel_of_ones_own_takes_one_method():
         (lambda: Gaussian(torch.tensor([1.0, -2.0])), "bandwidth must be a positive number"),
         (lambda: Gaussian(torch.ones(2, 3)), r"shape=\(2, 3\)"),
         (lambda: Laplace(math.nan), "bandwidth"),
+        (lambda: Matern(2.0), "smoothness must be one of 1.5, 2.5; got 2.0"),
+        (lambda: Matern(bandwidth=0.0), "Matern: bandwidth must be a positive number"),
+        (lambda: RationalQuadratic(alpha=-1.0), "alpha must be a positive number"),
+        (lambda: RationalQuadratic(normalize=1), "normalize must be True or False; got 1"),
+        (lambda: Tanh(bias="low"), "bias must be a finite number"),
+        (lambda: Tanh().normalized(), "use averaged"),
+        (lambda: Silu().normalized(), "use averaged"),
         (lambda: Sigmoid(bias=math.inf), "bias must be a finite number"),
         (lambda: Softmax(scale=True), "scale must be a finite number"),
         (lambda: Polynomial(0), "degree must be a whole number from 1 on; got 0"),

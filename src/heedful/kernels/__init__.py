@@ -6,15 +6,16 @@ A kernel is data: it prints, compares, hashes, and goes through JSON. `a * b` mu
 
 from heedful.kernels._algebra import Divided, Product, Scaled, Sum
 from heedful.kernels.base import Folded, FusedForm, Kernel, Traits
-from heedful.kernels.elementwise import Cosine, Polynomial, Relu, ReluSquared, Sigmoid
+from heedful.kernels.elementwise import Cosine, Exponential, Polynomial, Relu, ReluSquared, Sigmoid, Silu, Tanh
 from heedful.kernels.feature_map import FeatureMap
 from heedful.kernels.higher_order import HigherOrder
 from heedful.kernels.softmax import Softmax
-from heedful.kernels.stationary import Gaussian, Laplace
+from heedful.kernels.stationary import Gaussian, Laplace, Matern, RationalQuadratic
 
 __all__ = [
     "Cosine",
     "Divided",
+    "Exponential",
     "FeatureMap",
     "Folded",
     "FusedForm",
@@ -22,13 +23,17 @@ __all__ = [
     "HigherOrder",
     "Kernel",
     "Laplace",
+    "Matern",
     "Polynomial",
     "Product",
+    "RationalQuadratic",
     "Relu",
     "ReluSquared",
     "Scaled",
     "Sigmoid",
+    "Silu",
     "Softmax",
     "Sum",
+    "Tanh",
     "Traits",
 ]

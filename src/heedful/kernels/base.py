@@ -214,6 +214,10 @@ class Kernel(Savable):
         """The queries on which `of_pairs` acts; `attend` combines under the mask of the request."""
         return query
 
+    def remoteness(self, vectors: Tensor) -> Tensor:
+        """How far from the origin vectors are, by the size of their score with it: what rounding is judged by."""
+        return self.score(vectors, torch.zeros_like(vectors[..., :1, :])).abs()
+
     def with_scale(self, scale: float | None) -> Kernel:
         """This kernel with the `scale` argument of `attend`; refuses where it has no scale or another one already."""
         if scale is None:

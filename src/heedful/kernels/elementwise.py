@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from heedful._checks import check_whole
 from heedful.kernels.base import (
+    Division,
+    Folded,
     FusedForm,
     Kernel,
     Parameter,
@@ -17,9 +20,24 @@ from heedful.kernels.base import (
     shifted,
     unit,
 )
+from heedful.kernels.softmax import Softmax
 
 
-class Sigmoid(Kernel):
+class _Affine(Kernel):
+    """What elementwise functions of s q.k + b share: the scale s, the bias b, and the score."""
+
+    scale: Parameter | None = None
+    bias: Parameter = 0.0
+
+    def __post_init__(self) -> None:
+        check_parameter(self, "scale", optional=True)
+        check_parameter(self, "bias")
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        return shifted((query * default_scale(self.scale, query)) @ key.mT, self.bias)
+
+
+class Sigmoid(_Affine):
     r"""Sigmoid attention: $\kappa(q, k) = \sigma(s\, q \cdot k + b)$, rows not normalised.
 
     `scale` s (default 1/sqrt(head size)) and `bias` b are numbers or tensors per head. For n keys, b = -log n starts rows
@@ -30,19 +48,9 @@ class Sigmoid(Kernel):
     Sigmoid(bias=-3.0)
     """
 
-    scale: Parameter | None = None
-    bias: Parameter = 0.0
-
-    def __post_init__(self) -> None:
-        check_parameter(self, "scale", optional=True)
-        check_parameter(self, "bias")
-
     @property
     def traits(self) -> Traits:
         return Traits(nonnegative=True, invariant=True)
-
-    def score(self, query: Tensor, key: Tensor) -> Tensor:
-        return shifted((query * default_scale(self.scale, query)) @ key.mT, self.bias)
 
     def activation(self, score: Tensor) -> Tensor:
         return score.sigmoid()
@@ -50,6 +58,73 @@ class Sigmoid(Kernel):
     @property
     def fused_form(self) -> FusedForm:
         return FusedForm("sigmoid", self.scale, self.bias)
+
+
+class Tanh(_Affine):
+    r"""Signed attention: $\kappa(q, k) = \tanh(s\, q \cdot k + b)$, rows not normalised.
+
+    `scale` s (default 1/sqrt(head size)) and `bias` b are numbers or tensors per head. Coefficients lie between -1 and 1, so
+    rows are not divided by their sum; `averaged()` divides them by the number of keys.
+
+    >>> from heedful import Tanh
+    >>> Tanh(scale=0.5).averaged()
+    Divided(kernel=Tanh(scale=0.5, bias=0.0), by='count')
+    """
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(invariant=True)
+
+    def activation(self, score: Tensor) -> Tensor:
+        return score.tanh()
+
+
+class Silu(_Affine):
+    r"""Gated linear attention scores: $\kappa(q, k) = t\, \sigma(t)$ with $t = s\, q \cdot k + b$, rows not normalised.
+
+    `scale` s (default 1/sqrt(head size)) and `bias` b are numbers or tensors per head. Coefficients are above -0.279.
+
+    >>> import torch
+    >>> from heedful import Silu, attend
+    >>> x = torch.eye(2)
+    >>> attend.coefficients(x, x, kernel=Silu(scale=1.0)).round(decimals=4)
+    tensor([[0.7311, 0.0000],
+            [0.0000, 0.7311]])
+    """
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(invariant=True)
+
+    def activation(self, score: Tensor) -> Tensor:
+        return silu(score)
+
+
+class Exponential(_Affine):
+    r"""Exponential attention: $\kappa(q, k) = e^{s\, q \cdot k + b}$, rows not normalised.
+
+    `scale` s (default 1/sqrt(head size)) and `bias` b are numbers or tensors per head. Divided by their sums, rows are those of
+    `Softmax`, for which the bias is a common factor that cancels: `normalized()` gives that kernel.
+
+    >>> from heedful import Exponential
+    >>> Exponential(scale=0.5).normalized()
+    Softmax(scale=0.5)
+    """
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(exponential=True, nonnegative=True, invariant=True)
+
+    def fold(self, query: Tensor, key: Tensor) -> Folded | None:
+        # The bias is the same for every key of a row, which `Folded` leaves out.
+        return Softmax(self.scale).fold(query, key)
+
+    def _divided(self, by: Division) -> Kernel:
+        return Softmax(self.scale) if by == "sum" and type(self) is Exponential else super()._divided(by)
+
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm("exp", self.scale, self.bias)
 
 
 class Relu(Kernel):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heedful._checks import check_choice
 from heedful._errors import InvalidArgument
 from heedful.kernels.base import (
     Folded,
@@ -28,19 +29,27 @@ class _Distance(Kernel):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_parameter(self, "bandwidth", positive=True, optional=True)
-        if not isinstance(self.normalize, bool):
-            raise InvalidArgument(f"{type(self).__name__}: normalize must be True or False; got {self.normalize!r}")
+        _check(self, self.normalize)
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            exponential=True,
-            division="sum" if self.normalize else None,
-            nonnegative=True,
-            stationary=True,
-            invariant=True,
-        )
+        return _traits(self.normalize)
+
+
+def _check(owner: Kernel, normalize: bool) -> None:
+    check_parameter(owner, "bandwidth", positive=True, optional=True)
+    if not isinstance(normalize, bool):
+        raise InvalidArgument(f"{type(owner).__name__}: normalize must be True or False; got {normalize!r}")
+
+
+def _traits(normalize: bool) -> Traits:
+    return Traits(
+        exponential=True,
+        division="sum" if normalize else None,
+        nonnegative=True,
+        stationary=True,
+        invariant=True,
+    )
 
 
 class Gaussian(_Distance):
@@ -92,8 +101,78 @@ class Laplace(_Distance):
     """
 
     def score(self, query: Tensor, key: Tensor) -> Tensor:
-        bandwidth = query.shape[-1] ** 0.5 if self.bandwidth is None else per_head(self.bandwidth, query)
-        return -_Euclidean.apply(query, key) / bandwidth
+        return -_lengths(query, key, self.bandwidth)
+
+
+class Matern(Kernel):
+    r"""Matern attention: $\kappa(q, k) = (1 + a)\, e^{-a}$ or $(1 + a + a^2/3)\, e^{-a}$, $a = \sqrt{2\nu}\, \|q - k\| / \ell$.
+
+    `smoothness` $\nu$ is 1.5, the first form, or 2.5, the second: between `Laplace` (1/2) and `Gaussian` (infinite), Rasmussen &
+    Williams (2006), eq. 4.17. `bandwidth` $\ell$ is a number or a tensor per head; the default is sqrt(head size). The score is
+    the logarithm of the coefficient, so that rows are divided by their sum also where every coefficient is too small for a
+    float. Distances are taken as `Laplace` takes them, and the gradient at distance zero is zero.
+
+    >>> from heedful import Matern
+    >>> Matern(2.5, bandwidth=2.0)
+    Matern(smoothness=2.5, bandwidth=2.0, normalize=True)
+    """
+
+    smoothness: float = 1.5
+    bandwidth: Parameter | None = None
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self, self.normalize)
+        check_choice((1.5, 2.5), smoothness=self.smoothness)
+
+    @property
+    def traits(self) -> Traits:
+        return _traits(self.normalize)
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        a = _lengths(query, key, self.bandwidth) * (2 * self.smoothness) ** 0.5
+        return (a if self.smoothness == 1.5 else a + a.square() / 3).log1p() - a
+
+
+class RationalQuadratic(Kernel):
+    r"""Rational quadratic attention: $\kappa(q, k) = (1 + \|q - k\|^2 / 2\alpha\ell^2)^{-\alpha}$.
+
+    A mixture of Gaussians of many bandwidths, with tails that fall as a power of the distance; large `alpha` is nearly
+    `Gaussian(bandwidth)`. Rasmussen & Williams (2006), eq. 4.19. `alpha` and `bandwidth` $\ell$ are numbers or tensors per head; the
+    default bandwidth is sqrt(head size). Distances are taken as `Laplace` takes them, and the gradient at distance zero is
+    zero.
+
+    >>> from heedful import RationalQuadratic
+    >>> RationalQuadratic(alpha=0.5, normalize=False)
+    RationalQuadratic(alpha=0.5, normalize=False)
+    """
+
+    alpha: Parameter = 1.0
+    bandwidth: Parameter | None = None
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        check_parameter(self, "alpha", positive=True)
+        _check(self, self.normalize)
+
+    @property
+    def traits(self) -> Traits:
+        return _traits(self.normalize)
+
+    def score(self, query: Tensor, key: Tensor) -> Tensor:
+        alpha = per_head(self.alpha, query)
+        return -alpha * (_lengths(query, key, self.bandwidth).square() / (2 * alpha)).log1p()
+
+    def remoteness(self, vectors: Tensor) -> Tensor:
+        # The score is a logarithm, small for vectors whose gradients are lost in rounding.
+        return _lengths(vectors, torch.zeros_like(vectors[..., :1, :]), self.bandwidth)
+
+
+def _lengths(query: Tensor, key: Tensor, bandwidth: Parameter | None) -> Tensor:
+    """||q - k|| / bandwidth for every pair; by default the bandwidth is sqrt(head size)."""
+    unit = query.shape[-1] ** 0.5 if bandwidth is None else per_head(bandwidth, query)
+    # Its square is finite, so that a vector far away spoils no gradient of the pairs it is hidden from (0 x inf = NaN).
+    return _Euclidean.apply(query, key).clamp_max(torch.finfo(query.dtype).max ** 0.25) / unit
 
 
 class _Euclidean(torch.autograd.Function):

@@ -72,10 +72,7 @@ def _middle(sample: Tensor) -> Tensor:
 def _near(request: Request) -> bool:
     """Whether no vector has a large score with the origin; not where a kernel has no score."""
     with torch.no_grad():
-        origin = torch.zeros_like(request.query[..., :1, :])
         vectors = request.query, request.per_head(request.key)
         return all(
-            leaf.scored and float(leaf.score(x, origin).abs().max()) < FAR
-            for leaf in request.kernel.leaves()
-            for x in vectors
+            leaf.scored and float(leaf.remoteness(x).max()) < FAR for leaf in request.kernel.leaves() for x in vectors
         )
