@@ -127,7 +127,7 @@ def test_pair_attention_is_proposition_4_1(arity):
                 third = y[j] if arity == 3 else None
                 pooled = sum((functions.psi2(y[t], y[i], third) for t in others), pooled)
                 wanted[i, j] = functions.rho2(y[i], y[j], pooled, torch.ones(1, **F64))
-        torch.testing.assert_close(layer.coefficients(x, attn_mask=ignored)[0], wanted, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(layer.coefficients(x, attn_mask=ignored).x[0, 0], wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_pair_attention_shuts_out_what_is_hidden_and_survives_large_inputs():
@@ -138,8 +138,8 @@ def test_pair_attention_shuts_out_what_is_hidden_and_survives_large_inputs():
         junk = x.masked_fill(HIDDEN[..., None], torch.nan)
         assert torch.equal(layer(junk, key_padding_mask=HIDDEN)[1, :3], wanted[1, :3])
     large = 20 * torch.randn(2, 16, 8)
-    weights = layer.coefficients(large)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 16), rtol=1e-4, atol=1e-4)
+    weights = layer.coefficients(large).x
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 1, 16), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("queries", [5, 7])

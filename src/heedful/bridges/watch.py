@@ -177,8 +177,11 @@ class _Watch:
 
     def _pair(self, module: PairAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Watched:
         with self.silence():
-            weights = module.coefficients(*args, **kwargs)
-        return Watched(self.names[module], None, None, None, output[:, None], weights=weights[:, None])
+            own, read = module.coefficients(*args, **kwargs)
+        weights = own if read is None else torch.cat((own, read), dim=-1)
+        # Heads are summed; what each adds is not known here, so each is given an equal part.
+        parts = output[:, None].expand(-1, own.shape[1], -1, -1) / own.shape[1]
+        return Watched(self.names[module], None, None, None, parts, weights=weights)
 
 
 _current: ContextVar[_Watch | None] = ContextVar("heedful_watch", default=None)

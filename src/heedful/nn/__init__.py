@@ -1,13 +1,15 @@
 """Layers that learn: attention with any kernel, with knowledge, in primal form, in blocks and encoders."""
 
-from heedful.nn._describe import Primal
-from heedful.nn._module import KernelParameters, Module
+from heedful.nn._describe import Knowledge, Pairs, Primal
+from heedful.nn._module import Coefficients, KernelParameters, Module
 from heedful.nn._primal_results import PrimalDual, PrimalScores
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block
+from heedful.nn.block import Block, Evolved
 from heedful.nn.encoder import Encoder
-from heedful.nn.knowledge import Coefficients, KnowledgeAttention
-from heedful.nn.pair import PairAttention
+from heedful.nn.invariant import GramCoefficients, InvariantCoefficients, VectorsAndScalars
+from heedful.nn.knowledge import KnowledgeAttention
+from heedful.nn.pair import PairAttention, PairFunctions
+from heedful.nn.positions import Positions
 from heedful.nn.primal import PrimalAttention, PrimalState, PrimalStep
 from heedful.nn.primal_core import ksvd_loss
 from heedful.nn.uncertainty import GaussianProcessAttention, Marginal, Prediction, kl_loss, mc_predict
@@ -17,12 +19,19 @@ __all__ = [
     "Block",
     "Coefficients",
     "Encoder",
+    "Evolved",
     "GaussianProcessAttention",
+    "GramCoefficients",
+    "InvariantCoefficients",
     "KernelParameters",
+    "Knowledge",
     "KnowledgeAttention",
     "Marginal",
     "Module",
     "PairAttention",
+    "PairFunctions",
+    "Pairs",
+    "Positions",
     "Prediction",
     "Primal",
     "PrimalAttention",
@@ -30,6 +39,7 @@ __all__ = [
     "PrimalScores",
     "PrimalState",
     "PrimalStep",
+    "VectorsAndScalars",
     "kl_loss",
     "ksvd_loss",
     "mc_predict",

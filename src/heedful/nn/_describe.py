@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
 from heedful._savable import coded, decode, encode
 from heedful.kernels import Cosine, FeatureMap, Kernel, Polynomial, Softmax
+from heedful.nn._module import Activation
+from heedful.nn._values import Value
 from heedful.ops.primal import TrackLoss
 
 Sampling = Literal["segment_mean", "stride"]
@@ -38,10 +41,34 @@ def find_map(feature_map: MapName | Kernel) -> Kernel:
     return feature_map
 
 
+class Description:
+    """A layer as a frozen dataclass: it prints, compares, hashes and goes through JSON, as kernels do."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The fields by name, as the layer takes them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready description, from which `from_dict` makes an equal one."""
+        return {name: encode(value) for name, value in self.arguments().items()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        if not isinstance(data, dict) or not data.keys() <= {field.name for field in fields(cls)}:  # type: ignore[arg-type]
+            what = "primal layer" if cls is Primal else f"{cls.__name__} layer"
+            raise InvalidArgument(f"a {what}'s description is a dict of its fields; got {data!r:.200}")
+        return cls(**{name: decode(value) for name, value in data.items()})
+
+    @classmethod
+    def of(cls, layer: Any) -> Self:
+        """The description of a layer that has the fields as attributes, with what its kernels have learned."""
+        return cls(**{field.name: getattr(layer, field.name) for field in fields(cls)})  # type: ignore[arg-type]
+
+
 @coded("primal")
 @dataclass(frozen=True)
-class Primal:
-    """A layer of Primal-Attention as data: it prints, compares, hashes and goes through JSON, as kernels do.
+class Primal(Description):
+    """A layer of Primal-Attention as data.
 
     `Block` and `Encoder` take it where they take a kernel; the fields are arguments of `PrimalAttention`.
 
@@ -77,36 +104,71 @@ class Primal:
             )
         find_map(self.feature_map)
 
-    def arguments(self) -> dict[str, Any]:
-        """The fields by name, as `PrimalAttention` takes them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready description, from which `from_dict` makes an equal one."""
-        return {name: encode(value) for name, value in self.arguments().items()}
+@coded("knowledge")
+@dataclass(frozen=True)
+class Knowledge(Description):
+    """A layer of `KnowledgeAttention` as data, for `Block` and `Encoder`, which hand knowledge z on; fields are its arguments.
 
-    @staticmethod
-    def from_dict(data: dict[str, Any]) -> Primal:
-        if not isinstance(data, dict) or not data.keys() <= {field.name for field in fields(Primal)}:
-            raise InvalidArgument(f"a primal layer's description is a dict of its fields; got {data!r:.200}")
-        return Primal(**{name: decode(value) for name, value in data.items()})
+    >>> from heedful.nn import Encoder, Knowledge
+    >>> import torch
+    >>> encoder = Encoder(16, 2, kernels=[Knowledge(coordinates="inputs"), "softmax"])
+    >>> out, z = encoder(torch.randn(3, 5, 16), z=torch.randn(4, 16))
+    >>> out.shape, z.shape
+    (torch.Size([3, 5, 16]), torch.Size([4, 16]))
+    """
+
+    knowledge: int = 0
+    given: int | None = None
+    own_knowledge: bool = False
+    kernel: Kernel | Sequence[Kernel] | None = None
+    knowledge_kernel: Kernel | Sequence[Kernel] | None = None
+    coordinates: Literal["learned", "inputs", "knowledge"] = "learned"
+    weight: bool = False
+    readout: Literal["x+z", "x|z", "x"] = "x+z"
+    value: Value = "linear"
+    head_dim: int | None = None
+    value_dim: int | None = None
+    activation: Activation = "gelu"
+
+
+@coded("pairs")
+@dataclass(frozen=True)
+class Pairs(Description):
+    """A layer of `PairAttention` as data, for `Block` and `Encoder`; fields are its arguments.
+
+    >>> from heedful.nn import Encoder, Pairs
+    >>> Encoder(16, 2, kernels=[Pairs(size=5)]).kernels[0].size
+    5
+    """
+
+    size: int = 16
+    form: Literal["mlp", "softmax"] = "mlp"
+    arity: Literal[2, 3] = 2
+    knowledge: Literal["learned", "given"] = "learned"
+    readout: Literal["x", "x|z"] = "x"
+    value: Value = "linear"
+    value_dim: int | None = None
+    activation: Activation = "gelu"
+    hidden: int = 32
+    max_length: int = 128
 
 
 LayerName = Literal["softmax", "linear", "primal", "none"]
-Layer = Kernel | Primal | LayerName
-"""What may stand for a layer: a kernel, a primal layer, or a name."""
+Layer = Kernel | Description | LayerName
+"""What may stand for a layer: a kernel, a layer as data, or a name."""
 
 _NAMED: dict[str, Kernel | Primal] = {"softmax": Softmax(), "linear": FeatureMap("elu"), "primal": Primal()}
 
 
-def find_layer(layer: Any) -> Kernel | Primal | Literal["none"]:
+def find_layer(layer: Any) -> Kernel | Description | Literal["none"]:
     """A layer by its name, or as it is."""
-    if isinstance(layer, Kernel | Primal):
+    if isinstance(layer, Kernel | Description):
         return layer
     if layer == "none":
         return "none"
     if isinstance(layer, str) and layer in _NAMED:
         return _NAMED[layer]
     raise InvalidArgument(
-        f"a layer is a kernel such as Softmax(), a Primal(), or one of 'softmax', 'linear', 'primal', 'none'; got {layer!r:.100}"
+        f"a layer is a kernel such as Softmax(), a Primal(), Knowledge() or Pairs(), or one of 'softmax', 'linear', 'primal', 'none'; got {layer!r:.100}"
     )

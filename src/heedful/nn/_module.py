@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from heedful import masks
 from heedful._checks import check_choice, check_number, check_whole
@@ -56,6 +58,24 @@ class Module(Savable, nn.Module):
         return module if device is None else module.to(device)
 
 
+class Coefficients(NamedTuple):
+    """A on the tokens, `[B, heads, n, n]`, and B on the knowledge, `[B, heads, n, k]` (None where it is not read)."""
+
+    x: Tensor
+    z: Tensor | None
+
+
+Activation = Literal["gelu", "relu", "silu", "tanh", "sigmoid", "identity"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": torch.clone,
+}
+
+
 class KernelParameters(nn.Module):
     """A kernel inside a module: tensors that require gradients become parameters, other tensors buffers."""
 
@@ -84,23 +104,30 @@ class KernelParameters(nn.Module):
         return repr(self.kernel)
 
 
+def kernel_parameters(kernel: Kernel | Sequence[Kernel] | None, num_heads: int) -> KernelParameters:
+    """A kernel, or a list with one for each head, checked for so many heads; `Softmax()` by default."""
+    if kernel is not None and not isinstance(kernel, Kernel):
+        raise InvalidArgument(f"kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
+    kernel = Softmax() if kernel is None else kernel
+    for name, tensor in kernel.of_pairs.tensors().items():
+        if tensor.dim() and tensor.shape[0] not in (1, num_heads):
+            raise InvalidArgument(
+                f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or num_heads = {num_heads}"
+            )
+    return KernelParameters(kernel)
+
+
 class KernelModule(Module):
     """A module with one kernel, found again as `module.kernel` with the tensors it has learned."""
 
-    def __init__(self, kernel: Kernel | None, num_heads: int, dropout: float, impl: str, device: Any) -> None:
+    def __init__(
+        self, kernel: Kernel | Sequence[Kernel] | None, num_heads: int, dropout: float, impl: str, device: Any
+    ) -> None:
         super().__init__()
-        if kernel is not None and not isinstance(kernel, Kernel):
-            raise InvalidArgument(f"kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
-        kernel = Softmax() if kernel is None else kernel
-        for name, tensor in kernel.of_pairs.tensors().items():
-            if tensor.dim() and tensor.shape[0] not in (1, num_heads):
-                raise InvalidArgument(
-                    f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or num_heads = {num_heads}"
-                )
         check_number(least=0, high=1, dropout=dropout)
         check_choice(("auto", *IMPLEMENTATIONS), impl=impl)
         self.dropout, self.impl = dropout, impl
-        self.kernel_parameters = KernelParameters(kernel).to(device)
+        self.kernel_parameters = kernel_parameters(kernel, num_heads).to(device)
 
     @property
     def kernel(self) -> Kernel:
@@ -122,6 +149,35 @@ def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int | None = None)
     if num_kv_heads is not None and num_heads % num_kv_heads:
         raise InvalidArgument(
             f"num_heads must be a multiple of num_kv_heads; got num_heads={num_heads}, num_kv_heads={num_kv_heads}"
+        )
+
+
+def check_knowledge(z: Tensor | None, x: Tensor, count: int | None = None) -> Tensor:
+    """Knowledge `(k, d)`, `(B, k, d)` or `(B, heads, k, d)` for tokens x `(B, n, d)`, checked; k = `count` where it is known."""
+    batch, width, k = x.shape[0], x.shape[-1], "k" if count is None else count
+    right = (
+        isinstance(z, Tensor)
+        and z.dim() in (2, 3, 4)
+        and z.shape[-1] == width
+        and z.shape[-2] == (count or z.shape[-2])
+    )
+    if not right or (z.dim() > 2 and z.shape[0] not in (1, batch)):  # type: ignore[union-attr]
+        got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+        raise InvalidArgument(f"z must have shape ({k}, {width}) or ({batch}, {k}, {width}); got {got}")
+    assert z is not None
+    return z
+
+
+def check_padding(padding: Tensor | None, z: Tensor) -> None:
+    """`z_padding_mask` `(B, k)` for knowledge `[B, ..., k, d]`; True = ignore."""
+    if padding is None:
+        return
+    if not isinstance(padding, Tensor) or padding.dtype != torch.bool:
+        got = getattr(padding, "dtype", type(padding).__name__)
+        raise InvalidArgument(f"z_padding_mask must be boolean (True = ignore); got {got}")
+    if padding.shape != (z.shape[0], z.shape[-2]):
+        raise InvalidArgument(
+            f"got z_padding_mask of shape {tuple(padding.shape)}, expected (batch, k) = {(z.shape[0], z.shape[-2])}"
         )
 
 

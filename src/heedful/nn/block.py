@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, overload
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,19 +11,21 @@ from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
-from heedful.nn._describe import Layer, Primal, find_layer
-from heedful.nn._module import Module, check_heads
+from heedful.nn._describe import Description, Knowledge, Layer, Pairs, Primal, find_layer
+from heedful.nn._module import ACTIVATIONS, Activation, Module, check_heads
 from heedful.nn.attention import Attention
+from heedful.nn.knowledge import KnowledgeAttention
+from heedful.nn.pair import PairAttention
 from heedful.nn.primal import PrimalAttention
 
 Norm = Literal["layer", "rms"]
-Activation = Literal["gelu", "relu", "silu"]
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-    "silu": functional.silu,
-}
+
+class Evolved(NamedTuple):
+    """Tokens and knowledge behind a layer."""
+
+    x: Tensor
+    z: Tensor
 
 
 class Block(Module):
@@ -33,9 +34,13 @@ class Block(Module):
     `norm_first` (the default) normalises before attention and network, else after the residual sums. `norm="layer"` is
     LayerNorm; `norm="rms"` is RMSNorm without gain, which keeps orthogonal symmetry where LayerNorm breaks it.
 
-    `kernel` is a kernel (default `Softmax()`), a `Primal()`, or one of the names `"softmax"`, `"linear"` (`FeatureMap("elu")`),
+    `kernel` is a kernel (default `Softmax()`), a `Primal()`, `Knowledge()` or `Pairs()`, or one of the names `"softmax"`, `"linear"` (`FeatureMap("elu")`),
     `"primal"` and `"none"`, which leaves attention out: tokens do not mix, the control of every comparison. A primal layer whose
-    weights depend on the data needs `max_len`; `num_kv_heads` and `impl` are for kernels.
+    weights depend on the data needs `max_len`; `num_kv_heads` and `impl` are for kernels. `hidden=0` leaves the network out: a block of
+    attention alone, which with `norm="rms"` and `value="identity"` is as equivariant as its layer.
+
+    Called with knowledge z, a block with a layer that reads it returns both: the tokens, and z evolved by the block's own
+    normalisations and network, the map that moves the embedding of the tokens (Ma & Ying 2023, eq. 5.1 and 5.2).
 
     >>> import torch, heedful
     >>> block = heedful.nn.Block(32, 4, kernel=heedful.Gaussian())
@@ -64,36 +69,55 @@ class Block(Module):
         super().__init__()
         check_heads(embed_dim, num_heads, num_kv_heads)
         check_number(least=0, high=1, dropout=dropout)
-        check_whole(optional=True, hidden=hidden)
+        check_whole(0, optional=True, hidden=hidden)
         layer = Softmax() if kernel is None else find_layer(kernel)
-        check_choice(_ACTIVATIONS, activation=activation)
+        check_choice(ACTIVATIONS, activation=activation)
         self.embed_dim, self.num_heads, self.activation, self.norm = embed_dim, num_heads, activation, norm
         self.hidden = 4 * embed_dim if hidden is None else hidden
         self.norm_first, self.bias, self.impl = norm_first, bias, impl
         self.dropout = dropout
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.max_len = max_len
-        self.self_attn: Attention | PrimalAttention | None = None
+        self.self_attn: Attention | PrimalAttention | KnowledgeAttention | PairAttention | None = None
         if isinstance(layer, Primal):
             self.self_attn = PrimalAttention(
                 embed_dim, num_heads, max_len=max_len, bias=bias, **layer.arguments(), **place
             )
+        elif isinstance(layer, Knowledge):
+            self.self_attn = KnowledgeAttention(
+                embed_dim, num_heads, dropout=dropout, impl=impl, **layer.arguments(), **place
+            )
+        elif isinstance(layer, Pairs):
+            self.self_attn = PairAttention(embed_dim, num_heads=num_heads, **layer.arguments(), **place)
         elif isinstance(layer, Kernel):
             self.self_attn = Attention(
                 embed_dim, num_heads, dropout, bias, kernel=layer, num_kv_heads=num_kv_heads, impl=impl, **place
             )
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.linear1 = nn.Linear(embed_dim, self.hidden, bias=bias, **place)
-        self.linear2 = nn.Linear(self.hidden, embed_dim, bias=bias, **place)
+        self.linear1 = nn.Linear(embed_dim, self.hidden, bias=bias, **place) if self.hidden else None
+        self.linear2 = nn.Linear(self.hidden, embed_dim, bias=bias, **place) if self.hidden else None
         self.norm1 = None if self.self_attn is None else make_norm(norm, embed_dim, bias, **place)
-        self.norm2 = make_norm(norm, embed_dim, bias, **place)
+        self.norm2 = make_norm(norm, embed_dim, bias, **place) if self.hidden else None
 
     @property
-    def kernel(self) -> Kernel | Primal | Literal["none"]:
-        """What mixes the tokens: the kernel, the primal layer as data, or `"none"`."""
+    def kernel(self) -> Kernel | Description | Literal["none"]:
+        """What mixes the tokens: the kernel, the layer as data, or `"none"`."""
         if self.self_attn is None:
             return "none"
-        return self.self_attn.kernel if isinstance(self.self_attn, Attention) else self.self_attn.description
+        if isinstance(self.self_attn, Attention):
+            return self.self_attn.kernel
+        for kind, sort in ((KnowledgeAttention, Knowledge), (PairAttention, Pairs), (PrimalAttention, Primal)):
+            if isinstance(self.self_attn, kind):
+                return sort.of(self.self_attn)
+        raise AssertionError(self.self_attn)
+
+    @property
+    def reads_knowledge(self) -> bool:
+        """Whether z, given to `forward`, is read here."""
+        layer = self.self_attn
+        return isinstance(layer, KnowledgeAttention) or (
+            isinstance(layer, PairAttention) and layer.knowledge == "given"
+        )
 
     def resize_(self, max_len: int) -> Self:
         """Changes `max_len`: see `PrimalAttention.resize_`. Layers whose parameters know no length stay as they are."""
@@ -103,35 +127,84 @@ class Block(Module):
         self.max_len = max_len
         return self
 
+    @overload
     def forward(
         self,
         x: Tensor,
         attn_mask: Mask | Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
-    ) -> Tensor:
-        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`."""
-        if self.norm_first:
-            if self.norm1 is not None:
-                x = x + self._attend(self.norm1(x), attn_mask, key_padding_mask, is_causal)
-            return x + self._network(self.norm2(x))
-        if self.norm1 is not None:
-            x = self.norm1(x + self._attend(x, attn_mask, key_padding_mask, is_causal))
-        return self.norm2(x + self._network(x))
+        *,
+        z: None = None,
+        z_padding_mask: None = None,
+    ) -> Tensor: ...
 
-    def _attend(self, x: Tensor, attn_mask: Mask | Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Mask | Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        z: Tensor,
+        z_padding_mask: Tensor | None = None,
+    ) -> Evolved: ...
+
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Mask | Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        z: Tensor | None = None,
+        z_padding_mask: Tensor | None = None,
+    ) -> Tensor | Evolved:
+        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`. With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge."""
+        if self.norm1 is not None:
+            first = self.norm1 if self.norm_first else nn.Identity()
+            known = None if z is None or not self.reads_knowledge else first(z)
+            x = x + self._attend(first(x), attn_mask, key_padding_mask, is_causal, known, z_padding_mask)
+            x = x if self.norm_first else self.norm1(x)
+        return self._evolve(x) if z is None else Evolved(self._evolve(x), self._evolve(z))
+
+    def _evolve(self, x: Tensor) -> Tensor:
+        """Tokens or knowledge, each by itself, through the network."""
+        if self.norm2 is None:
+            return x
+        return x + self._network(self.norm2(x)) if self.norm_first else self.norm2(x + self._network(x))
+
+    def _attend(
+        self,
+        x: Tensor,
+        attn_mask: Mask | Tensor | None,
+        padding: Tensor | None,
+        is_causal: bool,
+        z: Tensor | None,
+        z_padding: Tensor | None,
+    ) -> Tensor:
+        masks: dict[str, Any] = {"key_padding_mask": padding, "attn_mask": attn_mask, "is_causal": is_causal}
         if isinstance(self.self_attn, PrimalAttention):
             _refuse(self.self_attn, attn_mask, is_causal)
             out = self.self_attn(x, padding)
+        elif isinstance(self.self_attn, KnowledgeAttention):
+            out = self.self_attn(x, z, z_padding_mask=None if z is None else z_padding, **masks)
+        elif isinstance(self.self_attn, PairAttention):
+            if z is not None and z_padding is not None:
+                raise Unsupported(
+                    "PairAttention takes as many knowledge vectors as it was made for; none may be hidden"
+                )
+            out = self.self_attn(x, z, **masks)
         else:
             assert self.self_attn is not None
-            out, _ = self.self_attn(
-                x, key_padding_mask=padding, need_weights=False, attn_mask=attn_mask, is_causal=is_causal
-            )
+            out, _ = self.self_attn(x, need_weights=False, **masks)
         return functional.dropout(out, self.dropout, self.training)
 
     def _network(self, x: Tensor) -> Tensor:
-        inner = functional.dropout(_ACTIVATIONS[self.activation](self.linear1(x)), self.dropout, self.training)
+        assert self.linear1 is not None
+        assert self.linear2 is not None
+        inner = functional.dropout(ACTIVATIONS[self.activation](self.linear1(x)), self.dropout, self.training)
         return functional.dropout(self.linear2(inner), self.dropout, self.training)
 
 

@@ -11,17 +11,18 @@ from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel
 from heedful.masks import Mask
-from heedful.nn._describe import Layer, Primal, find_layer
-from heedful.nn._module import Module
-from heedful.nn.block import Activation, Block, Norm, make_norm
+from heedful.nn._describe import Description, Layer, find_layer
+from heedful.nn._module import Activation, Module
+from heedful.nn.block import Block, Evolved, Norm, make_norm
 
 
 class Encoder(Module):
     """Blocks in a row, one per entry of `kernels`, and a last normalisation where blocks normalise first.
 
-    An entry is a kernel, a `Primal()`, or one of the names `"softmax"`, `"linear"`, `"primal"`, `"none"`; see `Block`. With kernels
+    An entry is a kernel, a `Primal()`, `Knowledge()` or `Pairs()`, or one of the names `"softmax"`, `"linear"`, `"primal"`, `"none"`; see `Block`. With kernels
     alone and without positions the encoder is permutation equivariant, and no parameter depends on the sequence's length;
-    primal layers know positions, and those with data-dependent weights need `max_len`.
+    primal layers know positions, and those with data-dependent weights need `max_len`. Knowledge z, where a layer reads it, goes
+    through the stack beside the tokens and evolves with them: `out, z = encoder(x, z=z)`; see `Block`.
 
     >>> import torch, heedful
     >>> encoder = heedful.nn.Encoder(32, 4, kernels=[heedful.Softmax(), heedful.Gaussian()])
@@ -82,7 +83,7 @@ class Encoder(Module):
         self.last_norm = make_norm(norm, embed_dim, bias, device, dtype) if norm_first else nn.Identity()
 
     @property
-    def kernels(self) -> list[Kernel | Primal | Literal["none"]]:
+    def kernels(self) -> list[Kernel | Description | Literal["none"]]:
         """What mixes tokens in each layer."""
         return [layer.kernel for layer in self.layers]  # type: ignore[misc]
 
@@ -100,8 +101,19 @@ class Encoder(Module):
         attn_mask: Mask | Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
-    ) -> Tensor:
-        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`; primal layers take no `attn_mask`."""
+        *,
+        z: Tensor | None = None,
+        z_padding_mask: Tensor | None = None,
+    ) -> Any:
+        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`; primal layers take no `attn_mask`.
+
+        With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge behind all layers.
+        """
+        if z is not None and not any(layer.reads_knowledge for layer in self.layers):
+            raise InvalidArgument("no layer of this encoder reads z; give kernels=[Knowledge(...)] or leave z out")
         for layer in self.layers:
-            x = layer(x, attn_mask, key_padding_mask, is_causal)
-        return self.last_norm(x)
+            if z is None:
+                x = layer(x, attn_mask, key_padding_mask, is_causal)
+            else:
+                x, z = layer(x, attn_mask, key_padding_mask, is_causal, z=z, z_padding_mask=z_padding_mask)
+        return self.last_norm(x) if z is None else Evolved(self.last_norm(x), self.last_norm(z))

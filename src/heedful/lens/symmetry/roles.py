@@ -8,15 +8,28 @@ from torch import nn
 
 from heedful._errors import Unsupported
 from heedful.bridges.structure import attention_roles
-from heedful.nn import Attention, Block, GaussianProcessAttention, KnowledgeAttention, PairAttention, PrimalAttention
+from heedful.nn import (
+    Attention,
+    Block,
+    GaussianProcessAttention,
+    GramCoefficients,
+    InvariantCoefficients,
+    KnowledgeAttention,
+    PairAttention,
+    PrimalAttention,
+)
 
 # Parameters by the last part of their name; what is not named lives inside heads or hidden units and stays.
 KNOWN: dict[type, dict[str, str]] = {
     nn.MultiheadAttention: {"out_proj.weight": "cols", "out_proj.bias": "bias"}
     | dict.fromkeys(("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), "rows"),
-    KnowledgeAttention: dict.fromkeys(("query_rows", "key_rows", "value_rows", "vectors"), "rows")
+    KnowledgeAttention: dict.fromkeys(
+        ("query_rows", "key_rows", "knowledge_query_rows", "knowledge_key_rows", "value_rows", "vectors"), "rows"
+    )
     | {"value_columns": "cols"},
-    PairAttention: {"rows": "rows"},
+    PairAttention: {"rows": "rows", "value_rows": "rows", "value_columns": "cols"},
+    InvariantCoefficients: {},
+    GramCoefficients: {},
 }
 KNOWN[Attention] = KNOWN[nn.MultiheadAttention]
 
