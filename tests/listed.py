@@ -49,8 +49,8 @@ def per_head(low: float = 0.5) -> Tensor:
     return torch.linspace(low, low + 1.0, HEADS, dtype=torch.float64).requires_grad_()
 
 
-def mix() -> Tensor:
-    generator = torch.Generator().manual_seed(1)
+def mix(seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn(7, 7, generator=generator, dtype=torch.float64).requires_grad_()
 
 
@@ -82,6 +82,7 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     "random-map": lambda: FeatureMap("random", features_count=11),
     "higher-order": lambda: HigherOrder(Softmax(), order=4),
     "higher-order-mix": lambda: HigherOrder(Sigmoid(), order=6, mix=mix()),
+    "higher-orders": lambda: HigherOrder(Sigmoid(), order=(2, 4, 6), mix=(mix(1), mix(2))),
     "product": lambda: Softmax() * Gaussian(per_head(1.0)),
     "gated": lambda: Softmax() * Sigmoid(),
     "sum": lambda: 0.5 * Gaussian(1.5) + Relu(),

@@ -20,8 +20,9 @@ from heedful.ops.distance import steadied
 from heedful.ops.request import pairs, wide
 from heedful.ops.shield import shield
 
-# Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls.
-SMALL, MANY, FEW = 2**20, 2**24, 2**16
+# Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls; on a CPU 2^24 coefficients at once already
+# take twice as long as blocks of them.
+SMALL, MANY, FEW = 2**20, {"cpu": 2**22, "cuda": 2**24}, 2**16
 # Up to so many pairs a GPU waits for the launches of fused kernels longer than it takes to write all coefficients out.
 BRIEF = 2**22
 
@@ -290,7 +291,8 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
     if IMPLEMENTATIONS["sdpa"].refuse(request) is None and not (fused and _costs_copies(request)):
         return "sdpa", IMPLEMENTATIONS["sdpa"].summary
     each = request.shape[-2] * request.shape[-1]
-    small = pairs(request) <= (BRIEF if fused else MANY if each <= FEW else SMALL)
+    many = MANY.get(request.query.device.type, MANY["cpu"])
+    small = pairs(request) <= (BRIEF if fused else many if each <= FEW else SMALL)
     direct, why = (
         ("triton", IMPLEMENTATIONS["triton"].summary)
         if fused and not small
@@ -377,6 +379,7 @@ def _request(
             )
         if tensor.dim() and tensor.shape[0] not in (1, heads):
             raise InvalidArgument(f"the kernel's {name} has {tensor.shape[0]} entries; expected 1 or heads = {heads}")
+    kernel.check(query, key)
     mask = masks.from_sdpa(attn_mask, is_causal)
     request = Request(query, key, value, kernel.with_scale(scale), mask, dropout_p=dropout_p)
     if query.dim() > 2 and key.shape[-3] != value.shape[-3]:

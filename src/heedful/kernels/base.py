@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, dataclass_transform
 
@@ -210,6 +210,9 @@ class Kernel(Savable):
         """The kernels by which `move` attends, one after the other."""
         return ()
 
+    def check(self, query: Tensor, key: Tensor) -> None:
+        """Refuses queries and keys that this kernel does not fit, before any work."""
+
     def move(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         """The queries on which `of_pairs` acts; `attend` combines under the mask of the request."""
         return query
@@ -230,18 +233,13 @@ class Kernel(Savable):
         return replace(self, scale=scale)  # type: ignore[type-var]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor parameter, by its dotted name."""
-        tensors: dict[str, Tensor] = {}
-        for name, value in self._items():
-            if isinstance(value, Tensor):
-                tensors[name] = value
-            elif isinstance(value, Kernel):
-                tensors |= {f"{name}.{inner}": tensor for inner, tensor in value.tensors().items()}
-        return tensors
+        """Every tensor parameter, by its dotted name; those of a tuple are counted from 0."""
+        return _tensors_of(self._items())
 
     def leaves(self) -> Iterator[Kernel]:
         """The kernels that a composition is made of; of any other, itself."""
-        inner = [value for _, value in self._items() if isinstance(value, Kernel)]
+        parts = (value if isinstance(value, tuple) else (value,) for _, value in self._items())
+        inner = [part for values in parts for part in values if isinstance(part, Kernel)]
         if not inner:
             yield self
         for kernel in inner:
@@ -251,11 +249,7 @@ class Kernel(Savable):
         """The same kernel with these tensor parameters in place of its own."""
         if not tensors:
             return self
-        parameters = {}
-        for name, value in self._items():
-            inside = {inner[len(name) + 1 :]: t for inner, t in tensors.items() if inner.startswith(f"{name}.")}
-            parameters[name] = value.with_tensors(inside) if isinstance(value, Kernel) else tensors.get(name, value)
-        return type(self)(**parameters)
+        return type(self)(**{name: _with_tensors(value, name, tensors) for name, value in self._items()})
 
     def __mul__(self, other: Kernel | Parameter) -> Kernel:
         from heedful.kernels._algebra import Product, Scaled
@@ -424,10 +418,31 @@ def _divide(coefficients: Tensor, keep: Tensor | None, division: Division | None
     return coefficients
 
 
+def _tensors_of(items: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, value in items:
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        elif isinstance(value, Kernel):
+            tensors |= {f"{name}.{inner}": tensor for inner, tensor in value.tensors().items()}
+        elif isinstance(value, tuple):
+            tensors |= _tensors_of([(f"{name}.{n}", part) for n, part in enumerate(value)])
+    return tensors
+
+
+def _with_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A parameter with what `tensors` has under its name or below it."""
+    if isinstance(value, Kernel):
+        return value.with_tensors({n[len(name) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{name}.")})
+    if isinstance(value, tuple):
+        return tuple([_with_tensors(part, f"{name}.{n}", tensors) for n, part in enumerate(value)])
+    return tensors.get(name, value)
+
+
 def _read(value: Any) -> Any:
     if isinstance(value, dict) and "type" in value:
         return Kernel.from_dict(value)
-    return tuple(value) if isinstance(value, list) else decode(value)
+    return tuple(_read(part) for part in value) if isinstance(value, list) else decode(value)
 
 
 def _brief(value: Any) -> str:
@@ -436,14 +451,20 @@ def _brief(value: Any) -> str:
         shown = ", ".join(f"{x:.4g}" for x in flat[:4].tolist()) if flat.device.type != "meta" else ""
         more = ", ..." if flat.numel() > 4 else ""
         return f"tensor({shown}{more}; shape={tuple(value.shape)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_brief, value))}{',' if len(value) == 1 else ''})"
     return repr(value)
 
 
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
     return not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b)
 
 
 def _key(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_key, value))
     return (value.dtype, value.shape) if isinstance(value, Tensor) else value

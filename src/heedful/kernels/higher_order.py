@@ -8,7 +8,7 @@ from torch import Tensor
 
 from heedful._checks import is_whole
 from heedful._errors import InvalidArgument
-from heedful.kernels.base import Kernel, Parameter, Traits, _brief
+from heedful.kernels.base import Kernel, Parameter, Traits, _brief, wide
 from heedful.kernels.elementwise import Polynomial
 from heedful.kernels.softmax import Softmax
 
@@ -17,7 +17,7 @@ MOVE = Polynomial(degree=1, scale=1.0).averaged()
 
 
 class HigherOrder(Kernel):
-    r"""A score through intermediate tokens: Ma & Ying (2023), eq. 3.2 with `order` factors.
+    r"""A score through intermediate tokens: Ma & Ying (2023), eq. 3.2 with `order` factors, or a sum of several orders.
 
     The query is moved through the second moment of the keys it may attend to, and the inner kernel $\kappa$ acts on
     what comes out. For order 4 and a mask that lets row i see $n_i$ keys,
@@ -28,26 +28,58 @@ class HigherOrder(Kernel):
     q_i C_i is itself attention, with the degree-1 polynomial kernel and the keys as values, so it costs O(n D^2) where that
     kernel runs linearly and never n x n x n. The mean, not the sum, keeps the score from growing with n.
 
-    `mix` M is an optional matrix `[D, D]` or `[heads, D, D]` (the paper's W between factors) that receives gradients.
+    `mix` is the paper's W between factors: an optional matrix M `[D, D]` or `[heads, D, D]`, which receives gradients and serves
+    every move, or a tuple with one for each move. Order 6 with `mix=(M1, M2)` has $q_i C_i M_1 C_i M_2$.
 
+    `order=(2, 4, 6)` adds the moved queries up before the kernel acts, order 2 being the query itself:
+
+    $$A_{ij} = \kappa(q_i + q_i C_i M_1 + q_i C_i M_1 C_i M_2,\ k_j).$$
+
+    Where the score is linear in the query (`Softmax`, `Sigmoid`, `Polynomial`, ...) that is the sum of the scores of these
+    orders inside one activation. A kernel of distances takes the one distance from the key to the sum of the moved queries,
+    which is not the sum of their distances; `Cosine` takes the angle to that sum.
+
+    >>> import torch
     >>> from heedful import HigherOrder, Sigmoid
     >>> HigherOrder(Sigmoid(), order=6)
     HigherOrder(kernel=Sigmoid(bias=0.0), order=6)
+    >>> HigherOrder(Sigmoid(), order=(2, 4, 6), mix=(torch.eye(2), torch.zeros(2, 2))).moves == HigherOrder(order=6).moves
+    True
     """
 
     kernel: Kernel = Softmax()
-    order: int = 4
-    mix: Tensor | None = None
+    order: int | tuple[int, ...] = 4
+    mix: Tensor | tuple[Tensor, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kernel, Kernel) or isinstance(self.kernel, HigherOrder):
+        if not isinstance(self.kernel, Kernel) or self.kernel.of_pairs is not self.kernel:
             raise InvalidArgument(f"HigherOrder: kernel must be a kernel of pairs; got {self.kernel!r}")
-        if not is_whole(self.order) or self.order < 4 or self.order % 2:
+        for name in ("order", "mix"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.order, tuple):
+            right = all(is_whole(one) and one >= 2 and one % 2 == 0 for one in self.order)
+            if not right or len(set(self.order)) < len(self.order) or max(self.order, default=0) < 4:
+                raise InvalidArgument(
+                    f"HigherOrder: several orders must be different even numbers, one of at least 4; got {self.order!r}"
+                )
+        elif not is_whole(self.order) or self.order < 4 or self.order % 2:
             raise InvalidArgument(f"HigherOrder: order must be an even number of at least 4; got {self.order!r}")
-        if self.mix is not None and not (isinstance(self.mix, Tensor) and self.mix.dim() in (2, 3)):
+        mixes = self.mix if isinstance(self.mix, tuple) else () if self.mix is None else (self.mix,)
+        if not all(isinstance(one, Tensor) and one.dim() in (2, 3) for one in mixes):
             raise InvalidArgument(
-                f"HigherOrder: mix must be a tensor of shape (D, D) or (heads, D, D); got {_brief(self.mix)}"
+                "HigherOrder: mix must be a tensor of shape (D, D) or (heads, D, D), or one such tensor for each move; "
+                f"got {_brief(self.mix)}"
             )
+        if isinstance(self.mix, tuple) and len(mixes) != len(self.moves):
+            raise InvalidArgument(
+                f"HigherOrder: order {self.order} moves queries {len(self.moves)} times, so mix must be one tensor or "
+                f"{len(self.moves)} of them; got {len(mixes)}"
+            )
+
+    @property
+    def _orders(self) -> tuple[int, ...]:
+        return self.order if isinstance(self.order, tuple) else (self.order,)
 
     @property
     def traits(self) -> Traits:
@@ -63,19 +95,31 @@ class HigherOrder(Kernel):
             f"{self!r} is a kernel of the whole sequence, not of a pair; call attend, or attend.coefficients"
         )
 
+    def check(self, query: Tensor, key: Tensor) -> None:
+        size, heads = query.shape[-1], query.shape[-3] if query.dim() > 2 else 1
+        for one in self.mix if isinstance(self.mix, tuple) else (self.mix,):
+            if one is None:
+                continue
+            if one.shape[-2:] != (size, size):
+                raise InvalidArgument(f"HigherOrder: mix has shape {tuple(one.shape)}; expected (..., {size}, {size})")
+            if one.dim() == 3 and one.shape[0] not in (1, heads):
+                raise InvalidArgument(f"HigherOrder: mix has {one.shape[0]} matrices; expected 1 or heads = {heads}")
+
     def move(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-        size = query.shape[-1]
-        if self.mix is not None and self.mix.shape[-2:] != (size, size):
-            raise InvalidArgument(f"HigherOrder: mix has shape {tuple(self.mix.shape)}; expected (..., {size}, {size})")
-        for kernel in self.moves:
+        orders = self._orders
+        total = query.to(wide(key).dtype) if 2 in orders else None
+        for n, kernel in enumerate(self.moves):
             query = attend(query, key, kernel=kernel)
-            if self.mix is not None:
-                query = query @ self.mix.to(query.dtype)
-        return query
+            mix = self.mix[n] if isinstance(self.mix, tuple) else self.mix
+            query = query if mix is None else query @ mix.to(query.dtype)
+            if 2 * n + 4 in orders:
+                total = query if total is None else total + query
+        assert total is not None
+        return total
 
     @property
     def moves(self) -> tuple[Kernel, ...]:
-        return (MOVE,) * (self.order // 2 - 1)
+        return (MOVE,) * (max(self._orders) // 2 - 1)
 
     def with_scale(self, scale: float | None) -> Kernel:
         return self if scale is None else HigherOrder(self.kernel.with_scale(scale), self.order, self.mix)
