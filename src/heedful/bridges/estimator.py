@@ -42,7 +42,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     A subclass says what is its own: `_read` (X, y -> samples), `_network` (made anew from parameters and fitted attributes),
     `_loss` and `_measure`; where needed also `_scale` (what is learned of samples before the network), `_tensors` (the network's
-    inputs) and `_check` (parameters, before data is touched). `_fitted` lists fitted attributes that go to `config.json`, `_arrays`
+    inputs), `_check` (parameters, before data is touched) and `_verify` (the network, after training). `_fitted` lists fitted attributes that go to `config.json`, `_arrays`
     those that lie beside the weights. Its constructor stores `epochs`, `batch_size`, `lr`, `validation_fraction`, `patience`,
     `random_state`, `device`, `predict_dtype`, `progress`, `checkpoint_dir`, and, where it offers them, any other field of
     `Hyperparameters` and Lightning's `devices`, `num_nodes`, `strategy`.
@@ -88,8 +88,11 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _scale(self, samples: Samples) -> None:
         """Learns of the samples that are learned from what `_tensors` and `_network` need."""
 
+    def _verify(self, network: nn.Module, samples: Samples) -> None:
+        """Checks the trained network on the samples that it learned from; what it raises ends `fit`."""
+
     def _tensors(self, samples: Samples) -> Inputs:
-        """The network's inputs."""
+        """The network's inputs; it learns from them in float32."""
         return tuple(torch.from_numpy(part.astype(np.float32)) for part in samples.inputs)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None) -> Self:
@@ -125,6 +128,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
                 checkpoint=checkpoint,
                 **self._processes,
             )
+        self._verify(network, samples[learn])
         self.network_ = network
         return self
 
@@ -184,7 +188,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _parts(self, samples: Samples, learn: np.ndarray, held: np.ndarray) -> dict[str, Any]:
         """The data that `train` takes, and how it makes batches of them."""
-        inputs = self._tensors(samples)
+        inputs = tuple(part.float() if part.is_floating_point() else part for part in self._tensors(samples))
         target = None if samples.target is None else torch.from_numpy(samples.target)
 
         def part(rows: np.ndarray) -> tuple[Any, ...]:

@@ -69,38 +69,51 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
 
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
-    """An estimator whose network gives a number for each case, `(cases,)`.
+    """An estimator whose network gives a number for each case, `(cases,)`, or several, `(cases, outputs)`.
 
-    The network learns the standardised target by squared errors; `target_mean_` and `target_scale_` bring it back.
+    The network learns the standardised target by squared errors; `target_mean_` and `target_scale_` bring it back. Each output has
+    its own, and they weigh alike.
     """
 
     metric: ClassVar[str] = "r2"
     _target: ClassVar[tuple[str, ...]] = ("target_mean_", "target_scale_")  # to be listed in `_fitted`
-    target_mean_: float
-    target_scale_: float
+    target_mean_: Any
+    target_scale_: Any
 
     def _labelled(self, samples: Samples) -> Samples:
         target = np.array(samples.target, dtype=np.float64)
         return replace(samples, target=target, weights=_case_weights(samples))
 
     def _scale(self, samples: Samples) -> None:
-        assert samples.target is not None
-        self.target_mean_, self.target_scale_ = float(samples.target.mean()), float(samples.target.std()) or 1.0
+        target = samples.target
+        assert target is not None
+        mean, scale = target.mean(0), target.std(0)
+        scale = np.where(scale > 0, scale, 1.0)
+        one = target.ndim == 1
+        self.target_mean_, self.target_scale_ = (float(mean), float(scale)) if one else (mean, scale)
 
     def _errors(self, network: nn.Module, inputs: Inputs, target: Tensor) -> Tensor:
-        """In standard deviations."""
+        """In standard deviations, in the shape of the network's output."""
         output = network(*inputs)
-        return output - ((target - self.target_mean_) / self.target_scale_).to(output)
+        mean, scale = (torch.as_tensor(part).to(target) for part in (self.target_mean_, self.target_scale_))
+        return output - ((target - mean) / scale).to(output)
+
+    def _case_means(self, values: Tensor, inputs: Inputs) -> Tensor:
+        """Values in the shape of the network's output, a mean for each case."""
+        return values if values.dim() == 1 else values.flatten(1).mean(1)
 
     def _loss(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Tensor:
-        return _weighted(self._errors(network, inputs, target).square(), weight).mean()
+        errors = self._errors(network, inputs, target)
+        return _weighted(self._case_means(errors.square(), inputs), weight).mean()
 
     def _measure(self, network: nn.Module, inputs: Inputs, target: Any, weight: Any) -> Mapping[str, Tensor]:
         errors = self._errors(network, inputs, target)
-        return {"loss": _weighted(errors.square(), weight), "absolute_error": errors.abs() * self.target_scale_}
+        loss = self._case_means(errors.square(), inputs)
+        absolute = errors.abs() * torch.as_tensor(self.target_scale_).to(errors)
+        return {"loss": _weighted(loss, weight), "absolute_error": self._case_means(absolute, inputs)}
 
     def predict(self, X: Any) -> np.ndarray:
-        """A number for each case."""
+        """A number for each case, or one for each output."""
         return self._outputs(X).astype(np.float64) * self.target_scale_ + self.target_mean_
 
 

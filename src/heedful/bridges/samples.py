@@ -19,7 +19,10 @@ try:
 except ImportError:
     raise MissingExtra("scikit-learn", "tables") from None
 
-__all__ = ["Samples", "check_is_fitted", "encoded", "hold_out", "validated", "weights_of"]
+__all__ = ["FAR", "Samples", "check_is_fitted", "encoded", "hold_out", "moments", "validated", "weights_of"]
+
+FAR = 1e12
+"""Standard deviations from the mean up to which a network computes in float32: squares and their sums stay finite."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,25 @@ def validated(estimator: BaseEstimator, X: Any, y: Any = None, *, reset: bool = 
         if not features:
             return check_array(X, **options)
         numeric = {"y_numeric": True} if reset and y is not None and tags.estimator_type == "regressor" else {}
+        numeric |= {"multi_output": True} if numeric and tags.target_tags.multi_output else {}
         return validate_data(estimator, X, *(() if not reset else (y,)), reset=reset, **options, **numeric)
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
+
+
+def moments(values: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation (ddof = 1) of numbers, however large or small; of a constant the deviation is 1.
+
+    >>> moments(np.array([3.0, 4.0, 5.0])), moments(np.array([0.1, 0.1, 0.1]))[1]
+    ((4.0, 1.0), 1.0)
+    """
+    # A power of two near the largest: squares neither overflow nor vanish, and nothing is rounded.
+    unit = np.ldexp(1.0, np.frexp(np.abs(values).max(initial=0.0))[1] - 1)
+    values = values / unit
+    mean = values.mean() if len(values) else 0.0
+    spread = values.std(ddof=1) if len(values) > 1 else 0.0
+    # Rounding in the mean of a constant is not a spread.
+    return float(mean * unit), float(spread * unit) if spread > 1e-12 * abs(mean) else 1.0
 
 
 def encoded(y: Any) -> tuple[np.ndarray, np.ndarray]:

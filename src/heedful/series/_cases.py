@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-
-FAR = 1e12
-"""Standard deviations from the mean up to which a network computes in float32: squares and their sums stay finite."""
+from heedful.bridges.samples import FAR, moments
 
 
 @dataclass(frozen=True)
@@ -107,19 +105,10 @@ def filled(cases: Cases) -> Cases:
 
 def scales(cases: Cases) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (ddof = 1) of each channel over all steps of all series; a constant channel has 1."""
-    means, spreads = [], []
-    for channel in range(cases.values.shape[1]):
-        values = cases.values[:, channel]
-        values = values[~np.isnan(values)]
-        # A power of two near the largest: squares neither overflow nor vanish, and nothing is rounded.
-        unit = np.ldexp(1.0, np.frexp(np.abs(values).max(initial=0.0))[1] - 1)
-        values = values / unit
-        mean = values.mean() if len(values) else 0.0
-        spread = values.std(ddof=1) if len(values) > 1 else 0.0
-        means.append(mean * unit)
-        # Rounding in the mean of a constant channel is not a spread.
-        spreads.append(spread * unit if spread > 1e-12 * abs(mean) else 1.0)
-    return np.array(means), np.array(spreads)
+    values = cases.values.swapaxes(0, 1)
+    pairs = [moments(channel[~np.isnan(channel)]) for channel in values]
+    means, spreads = np.array(pairs).T
+    return means, spreads
 
 
 def standardised(cases: Cases, mean: np.ndarray, scale: np.ndarray, max_len: int) -> tuple[Tensor, Tensor]:

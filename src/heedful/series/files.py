@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,6 +12,7 @@ import numpy as np
 
 from heedful._errors import InvalidArgument, MissingExtra, Unsupported
 from heedful._text import quantity
+from heedful.bridges.npz import read_npz
 
 Split = Literal["train", "test"]
 
@@ -88,34 +87,15 @@ def _packages() -> Iterator[Path]:
 
 
 def _read_npz(file: Path, split: Split) -> SeriesData:
-    # What numpy and zipfile raise of a file that is truncated, altered or something else.
-    broken = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
-    try:
-        loaded = np.load(file, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array, not several by name")
-        with loaded as saved:
-            names = next(((x, y) for x, y in ((f"X_{split}", f"y_{split}"), ("X", "y")) if x in saved), None)
-            if names is None:
-                held = ", ".join(saved.files) or "nothing"
-                raise InvalidArgument(f"{file} has no array X_{split} or X; it holds {held}")
-            X, y = saved[names[0]], saved.get(names[1])
-    except InvalidArgument:
-        raise
-    except broken as error:
-        why = " ".join(str(error).split())
-        if "allow_pickle" in why and not zipfile.is_zipfile(file):
-            why = "it is something else"
-        elif "allow_pickle" in why:
-            why = "it holds Python objects, which are not read; save numbers, and labels as numbers or strings"
-        raise InvalidArgument(f"{file} cannot be read as .npz: {why}") from None
+    (called, X), (labels, y) = read_npz(file, split).values()
+    assert X is not None
     if X.ndim not in (2, 3) or 0 in X.shape or X.dtype.kind not in "biuf":
         raise InvalidArgument(
-            f"{names[0]} in {file} must be numbers of shape (cases, channels, time) or (cases, time); "
+            f"{called} in {file} must be numbers of shape (cases, channels, time) or (cases, time); "
             f"got {X.dtype} of shape {X.shape}"
         )
     if y is not None:
-        y = _labels(f"{names[1]} in {file}", y, len(X))
+        y = _labels(f"{labels} in {file}", y, len(X))
     return SeriesData(X, y, file.stem)
 
 
