@@ -88,6 +88,9 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     "sum": lambda: 0.5 * Gaussian(1.5) + Relu(),
     "normalized": lambda: ReluSquared().normalized(),
     "averaged": lambda: Polynomial(1).averaged(),
+    "symmetric": lambda: Softmax(per_head()).symmetric(),
+    "symmetric-distance": lambda: Gaussian(per_head(1.0)).symmetric(),
+    "symmetric-sigmoid": lambda: 0.5 * Sigmoid(bias=per_head(-1.0)).symmetric(),
     "own": Cauchy,
     "own-normalized": lambda: Cauchy(2.0).normalized(),
 }
@@ -197,12 +200,19 @@ INTERPRETED_KERNELS = {"gaussian-per-head", "sigmoid"}
 INTERPRETED_CASES = {"cross", "padding-causal", "column", "shared-heads-causal", "nan-under-mask"}
 
 
+def fits(kernel: Kernel, case: Case) -> bool:
+    """Degrees of keys are those of their own rows: such a kernel takes as many queries as keys."""
+    return not kernel.balances or case.query.shape[-2] == case.key.shape[-2]
+
+
 def accepted(*names: str) -> Iterator[tuple[str, str, str, torch.dtype]]:
     """(kernel, implementation, case, dtype) for all that some implementation says it can do, of these kernels or of all."""
     for kernel_name in names or KERNELS:
         for case_name, case in CASES.items():
             for dtype in TOLERANCE:
                 request, kernel = case().to(dtype), KERNELS[kernel_name]()
+                if not fits(kernel, request):
+                    continue
                 plan = attend.plan(request.query, request.key, request.value, kernel=kernel, **request.arguments)
                 listed = kernel_name in INTERPRETED_KERNELS or case_name in INTERPRETED_CASES
                 for considered in plan.considered:

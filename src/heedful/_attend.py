@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, Protocol, cast
 
 import torch
@@ -15,9 +16,9 @@ from heedful._result import Result
 from heedful._runtime import full_precision
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
-from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference
+from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference, sequence
 from heedful.ops.distance import steadied
-from heedful.ops.request import pairs, wide
+from heedful.ops.request import pairs
 from heedful.ops.shield import shield
 
 # Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls; on a CPU 2^24 coefficients at once already
@@ -109,7 +110,7 @@ def plan(
     'sdpa'
     """
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    request = call._replace(kernel=call.kernel.of_pairs)
+    request = sequence.of_pairs(call)
     chosen, reason = _choose(request, impl)
     moving = _cost_of_moving(call)
     considered = []
@@ -152,9 +153,13 @@ def coefficients(
     """
     request = _request(query, key, key, attn_mask, 0.0, is_causal, scale, enable_gqa, kernel)
     with full_precision(query.device):
-        request, poison = shield(request)
-        request = steadied(_moved(request, "auto"), "reference", by_name=True).expanded()
-        weights = reference.coefficients(request.kernel, request.query, request.key, *request.visible()).to(key.dtype)
+        request, poison = sequence.shielded(request)
+        request, balance = sequence.moved(request, partial(_through, impl="auto"))
+        request = steadied(request, "reference", by_name=True).expanded()
+        weights = reference.coefficients(request.kernel, request.query, request.key, *request.visible())
+        if balance is not None:
+            weights = weights * balance.rows * (1.0 if balance.keys is None else balance.keys.mT)
+        weights = weights.to(key.dtype)
         return weights if poison is None else weights + poison
 
 
@@ -234,42 +239,40 @@ def attend(
     torch.Size([2, 4, 9, 8])
     """
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    of_pairs = call._replace(kernel=call.kernel.of_pairs)
-    chosen, _ = _choose(of_pairs, impl)
-    # Where there is no pair at all, only shapes are left to agree on.
-    implementation = IMPLEMENTATIONS["reference" if 0 in call.shape else chosen]
-    # What keeps hidden numbers from leaking by itself needs no pass over the inputs; queries are moved before it runs.
-    guarded = call.mask is not None and of_pairs.kernel is call.kernel and implementation.guards(of_pairs)
-    with full_precision(query.device):
-        request, poison = (call, None) if guarded else shield(call)
-        request = steadied(_moved(request, impl), implementation.name, by_name=impl != "auto")
-        out = implementation.run(request).to(call.value.dtype)
-        out = out if poison is None else out + poison
+    out = _combined(call, impl)
     for watcher in WATCHERS:
         watcher(call, out)
     return out
 
 
-def _moved(request: Request, impl: str) -> Request:
-    """The request of a kernel of pairs: a kernel of the whole sequence moves the queries first, in wide precision."""
-    kernel = request.kernel
-    if kernel.of_pairs is kernel:
-        return request
+def _combined(call: Request, impl: str) -> Tensor:
+    of_pairs = sequence.of_pairs(call)
+    chosen, _ = _choose(of_pairs, impl)
+    # Where there is no pair at all, only shapes are left to agree on.
+    implementation = IMPLEMENTATIONS["reference" if 0 in call.shape else chosen]
+    # What keeps hidden numbers from leaking by itself needs no pass over the inputs; queries are moved before it runs.
+    guarded = call.mask is not None and of_pairs.kernel is call.kernel and implementation.guards(of_pairs)
+    with full_precision(call.query.device):
+        request, poison = (call, None) if guarded else sequence.shielded(call)
+        request, balance = sequence.moved(request, partial(_through, impl=impl))
+        out = implementation.run(steadied(request, implementation.name, by_name=impl != "auto"))
+        out = (out if balance is None else out * balance.rows).to(call.value.dtype)
+        return out if poison is None else out + poison
 
-    def inner(query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
-        query, key = query.to(wide(key.dtype)), key.to(wide(key.dtype))
-        moved = request._replace(query=query, key=key, value=key, kernel=kernel, bias=None, factors=None, dropout_p=0.0)
-        named = impl if impl in IMPLEMENTATIONS and IMPLEMENTATIONS[impl].refuse(moved) is None else "auto"
-        return IMPLEMENTATIONS[_choose(moved, named)[0]].run(moved)
 
-    query = kernel.move(request.query, request.key, inner)
-    return request._replace(kernel=kernel.of_pairs, query=query)
+def _through(request: Request, impl: str) -> Tensor:
+    """A request of pairs by the implementation that was named, where it can, or else by the one that `auto` takes."""
+    named = impl if impl in IMPLEMENTATIONS and IMPLEMENTATIONS[impl].refuse(request) is None else "auto"
+    chosen = "reference" if 0 in request.shape else _choose(request, named)[0]
+    return IMPLEMENTATIONS[chosen].run(steadied(request, chosen, by_name=named != "auto"))
 
 
 def _cost_of_moving(request: Request) -> Cost:
     total = Cost(0.0, 0.0)
-    for kernel in request.kernel.moves:
-        moved = request._replace(kernel=kernel, value=request.key, bias=None, factors=None)
+    bare = request._replace(bias=None, factors=None, value=request.key)
+    moves = [bare._replace(kernel=kernel) for kernel in request.kernel.moves]
+    sums = [request._replace(kernel=kernel, value=request.key[..., :1]) for kernel in request.kernel.balances]
+    for moved in (*moves, *sums):
         cost = IMPLEMENTATIONS[_choose(moved, "auto")[0]].cost(moved)
         total = Cost(total.flops + cost.flops, max(total.bytes, cost.bytes))
     return total

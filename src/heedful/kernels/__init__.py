@@ -1,16 +1,18 @@
 """Kernels: what a coefficient is.
 
 A kernel is data: it prints, compares, hashes, and goes through JSON. `a * b` multiplies coefficients, `a + b` adds them,
-`0.5 * a` scales them, `a.normalized()` divides each row by its sum and `a.averaged()` by the number of keys.
+`0.5 * a` scales them, `a.normalized()` divides each row by its sum, `a.averaged()` by the number of keys, and `a.symmetric()` by the roots of both degrees.
 """
 
 from heedful.kernels._algebra import Divided, Product, Scaled, Sum
-from heedful.kernels.base import Folded, FusedForm, Kernel, Traits
+from heedful.kernels.base import Kernel
 from heedful.kernels.elementwise import Cosine, Exponential, Polynomial, Relu, ReluSquared, Sigmoid, Silu, Tanh
 from heedful.kernels.feature_map import FeatureMap
+from heedful.kernels.forms import Folded, FusedForm, Traits
 from heedful.kernels.higher_order import HigherOrder
 from heedful.kernels.softmax import Softmax
 from heedful.kernels.stationary import Gaussian, Laplace, Matern, RationalQuadratic
+from heedful.kernels.symmetric import Symmetric
 
 __all__ = [
     "Cosine",
@@ -34,6 +36,7 @@ __all__ = [
     "Silu",
     "Softmax",
     "Sum",
+    "Symmetric",
     "Tanh",
     "Traits",
 ]

@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from heedful._errors import InvalidArgument
-from heedful.kernels.base import (
-    Division,
-    Folded,
-    FusedForm,
-    Kernel,
-    Parameter,
-    Traits,
-    _divide,
-    _hide,
-    check_parameter,
-    per_head,
-)
+from heedful.kernels.base import Kernel, _divide, _hide, check_parameter, per_head
+from heedful.kernels.forms import Division, Folded, FusedForm, Parameter, Traits
 
 
 class _Pair(Kernel):
@@ -69,6 +59,9 @@ class Product(_Pair):
             return super().weights(query, key, keep, bias)
         weights = self.left.weights(query, key, keep) * self.right.weights(query, key, keep)
         return weights if bias is None else weights * _hide(bias, keep).exp()
+
+    def _undivided(self) -> Kernel:
+        return Product(self.left._undivided(), self.right._undivided()) if self.traits.division else self
 
     @property
     def scored(self) -> bool:
@@ -181,6 +174,9 @@ class Divided(Kernel):
     @property
     def folds(self) -> bool:
         return self.traits.exponential and self.kernel.folds
+
+    def _undivided(self) -> Kernel:
+        return self.kernel._undivided()
 
     def with_scale(self, scale: float | None) -> Kernel:
         return self if scale is None else Divided(self.kernel.with_scale(scale), self.by)

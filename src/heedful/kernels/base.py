@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, dataclass_transform
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -15,55 +15,8 @@ from heedful._checks import is_number
 from heedful._errors import InvalidArgument
 from heedful._runtime import readable
 from heedful._savable import Savable, coded, decode, encode, known
-
-Parameter = float | Tensor
-"""A number, or a tensor with one entry (shared) or one entry per head."""
-
-Division = Literal["sum", "count"]
-
-
-class Traits(NamedTuple):
-    """What an implementation may rely on.
-
-    exponential: the coefficient is exp(score), so that products add scores and rows can be normalised stably.
-    division: what each row of coefficients is divided by: its "sum", the "count" of keys it may attend to, or nothing.
-    nonnegative: no coefficient is below zero.
-    stationary: the coefficient depends on query - key alone.
-    invariant: the coefficient depends on inner products alone, so rotating queries and keys together changes nothing.
-    """
-
-    exponential: bool = False
-    division: Division | None = None
-    nonnegative: bool = False
-    stationary: bool = False
-    invariant: bool = False
-
-
-class Folded(NamedTuple):
-    """Softmax attention in disguise: score = scale * query . key + column[key] + a term constant in each row."""
-
-    query: Tensor  # [..., Q, E]
-    key: Tensor  # [..., K, E]
-    column: Tensor | None  # [..., K], float32 or wider
-    scale: float
-
-
-@dataclass(frozen=True)
-class FusedForm:
-    """A kernel as the fused kernels take it: activation(alpha q.k + beta) of every pair, rows divided, times factors.
-
-    `alpha` and `beta` are numbers, or tensors with one entry or one per head. With `distance` the score is
-    alpha (q.k - q.q / 2 - k.k / 2) + beta instead.
-    """
-
-    activation: Literal["exp", "sigmoid", "relu", "relu_squared", "power"]
-    alpha: Parameter | None = None  # None: 1 / sqrt(head size)
-    beta: Parameter = 0.0
-    degree: int = 1
-    division: Division | None = None
-    distance: bool = False
-    inputs: Literal["plain", "unit", "folded"] = "plain"  # as they are, of unit length, or as `Kernel.fold` makes them
-    factors: tuple[Parameter, ...] = ()  # of the output
+from heedful.kernels.forms import Balance, Division, Folded, FusedForm, Traits
+from heedful.kernels.forms import Parameter as Parameter  # from here by everybody
 
 
 @coded("kernel")
@@ -217,6 +170,15 @@ class Kernel(Savable):
         """The queries on which `of_pairs` acts; `attend` combines under the mask of the request."""
         return query
 
+    @property
+    def balances(self) -> tuple[Kernel, ...]:
+        """The kernels whose rows `balance` sums up, one after the other."""
+        return ()
+
+    def balance(self, total: Callable[..., Tensor], sees: Tensor | None) -> Balance:
+        """How rows and keys are weighed; `total(kernel, column)` sums rows `[..., Q, 1]`, `sees` tells which are not empty."""
+        raise NotImplementedError
+
     def remoteness(self, vectors: Tensor) -> Tensor:
         """How far from the origin vectors are, by the size of their score with it: what rounding is judged by."""
         return self.score(vectors, torch.zeros_like(vectors[..., :1, :])).abs()
@@ -274,6 +236,20 @@ class Kernel(Savable):
     def averaged(self) -> Kernel:
         """Each row of coefficients divided by the number of keys it may attend to."""
         return self._divided("count")
+
+    def symmetric(self) -> Kernel:
+        """Coefficients divided by the roots of both degrees, $D^{-1/2} K D^{-1/2}$, instead of rows by their sum: `Symmetric`."""
+        from heedful.kernels.symmetric import Symmetric
+
+        return Symmetric(self._undivided())
+
+    def _undivided(self) -> Kernel:
+        """The kernel before its rows are divided."""
+        if self.traits.division is None:
+            return self
+        if "normalize" in self._names:
+            return replace(self, normalize=False)  # type: ignore[type-var]
+        raise InvalidArgument(f"rows of {self!r} are divided as part of its formula, so it has no degrees to divide by")
 
     def _divided(self, by: Division) -> Kernel:
         from heedful.kernels._algebra import Divided

@@ -7,19 +7,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from heedful._checks import check_whole
-from heedful.kernels.base import (
-    Division,
-    Folded,
-    FusedForm,
-    Kernel,
-    Parameter,
-    Traits,
-    check_parameter,
-    default_scale,
-    per_head,
-    shifted,
-    unit,
-)
+from heedful.kernels.base import Kernel, check_parameter, default_scale, per_head, shifted, unit
+from heedful.kernels.forms import Division, Folded, FusedForm, Parameter, Traits
 from heedful.kernels.softmax import Softmax
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
-from heedful.kernels.base import Kernel, Parameter, Traits, check_parameter, default_scale, unit
+from heedful.kernels.base import Kernel, check_parameter, default_scale, unit
+from heedful.kernels.forms import Parameter, Traits
 
 MapName = Literal["elu", "relu", "cosine", "random"]
 

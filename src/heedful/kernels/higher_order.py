@@ -8,8 +8,9 @@ from torch import Tensor
 
 from heedful._checks import is_whole
 from heedful._errors import InvalidArgument
-from heedful.kernels.base import Kernel, Parameter, Traits, _brief, wide
+from heedful.kernels.base import Kernel, _brief, wide
 from heedful.kernels.elementwise import Polynomial
+from heedful.kernels.forms import Parameter, Traits
 from heedful.kernels.softmax import Softmax
 
 # Moves a query through the second moment of the keys it sees: the mean of (q.k) k.
@@ -129,6 +130,9 @@ class HigherOrder(Kernel):
 
     def averaged(self) -> Kernel:
         return HigherOrder(self.kernel.averaged(), self.order, self.mix)
+
+    def _undivided(self) -> Kernel:
+        return HigherOrder(self.kernel._undivided(), self.order, self.mix)
 
     def __mul__(self, other: Kernel | Parameter) -> Kernel:
         if isinstance(other, Kernel):

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from heedful.kernels.base import (
-    Folded,
-    FusedForm,
-    Kernel,
-    Parameter,
-    Traits,
-    check_parameter,
-    default_scale,
-    per_head,
-    wide,
-)
+from heedful.kernels.base import Kernel, check_parameter, default_scale, per_head, wide
+from heedful.kernels.forms import Folded, FusedForm, Parameter, Traits
 
 
 class Softmax(Kernel):
@@ -44,6 +35,11 @@ class Softmax(Kernel):
             return Folded(query, key, None, query.shape[-1] ** -0.5 if self.scale is None else self.scale)
         scaled = wide(query) * per_head(self.scale, wide(query))
         return Folded(scaled.to(query.dtype), key, None, 1.0)
+
+    def _undivided(self) -> Kernel:
+        from heedful.kernels.elementwise import Exponential
+
+        return Exponential(self.scale) if type(self) is Softmax else super()._undivided()
 
     @property
     def is_plain_softmax(self) -> bool:

@@ -9,17 +9,8 @@ from torch import Tensor
 
 from heedful._checks import check_choice
 from heedful._errors import InvalidArgument
-from heedful.kernels.base import (
-    Folded,
-    FusedForm,
-    Kernel,
-    Parameter,
-    Traits,
-    check_parameter,
-    minus_squared_distance,
-    per_head,
-    wide,
-)
+from heedful.kernels.base import Kernel, check_parameter, minus_squared_distance, per_head, wide
+from heedful.kernels.forms import Folded, FusedForm, Parameter, Traits
 
 
 class _Distance(Kernel):

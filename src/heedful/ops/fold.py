@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from heedful.kernels.base import Folded
+from heedful.kernels.forms import Folded
 from heedful.masks import split_causal
 from heedful.masks.factors import side_by_side
 from heedful.ops import reference
