@@ -136,7 +136,7 @@ class KernelModule(Module):
 
 def learned(*shape: int, device: Any, dtype: Any) -> nn.Parameter:
     """A parameter whose rows start with unit expected norm of their images: N(0, 1 / last axis)."""
-    return nn.Parameter(torch.randn(*shape, device=device, dtype=dtype) * shape[-1] ** -0.5)
+    return nn.Parameter(torch.randn(*shape, device=device, dtype=dtype) * max(1, shape[-1]) ** -0.5)
 
 
 def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int | None = None) -> None:
@@ -168,17 +168,15 @@ def check_knowledge(z: Tensor | None, x: Tensor, count: int | None = None) -> Te
     return z
 
 
-def check_padding(padding: Tensor | None, z: Tensor) -> None:
-    """`z_padding_mask` `(B, k)` for knowledge `[B, ..., k, d]`; True = ignore."""
+def check_padding(padding: Tensor | None, batch: int, k: int) -> None:
+    """`z_padding_mask` `(B, k)`; True = ignore."""
     if padding is None:
         return
     if not isinstance(padding, Tensor) or padding.dtype != torch.bool:
         got = getattr(padding, "dtype", type(padding).__name__)
         raise InvalidArgument(f"z_padding_mask must be boolean (True = ignore); got {got}")
-    if padding.shape != (z.shape[0], z.shape[-2]):
-        raise InvalidArgument(
-            f"got z_padding_mask of shape {tuple(padding.shape)}, expected (batch, k) = {(z.shape[0], z.shape[-2])}"
-        )
+    if padding.shape != (batch, k):
+        raise InvalidArgument(f"got z_padding_mask of shape {tuple(padding.shape)}, expected (batch, k) = {(batch, k)}")
 
 
 def check_input(name: str, x: Tensor, width: int) -> None:

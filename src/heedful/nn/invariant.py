@@ -7,10 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from heedful import masks
 from heedful._attend import attend
-from heedful._checks import check_choice, check_whole
+from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.kernels import Kernel, Relu, Silu, Tanh
 from heedful.masks import Mask
@@ -43,20 +44,20 @@ class InvariantCoefficients(Module):
     Every token carries `channels` vectors $x_{ic}$ of any dimension d, and `scalars` numbers $s_i$. A network of one hidden layer (more
     with `depth`) reads what a pair of rows has of inner products, and its `units` are the coefficients:
 
-    $$\kappa_u(i, j) = \sigma\Big(\alpha_u \cdot r_i + \beta_u \cdot r_j + \tfrac{1}{\sqrt d} \textstyle\sum_{cc'} M_u^{cc'}
-    \langle x_{ic}, x_{jc'} \rangle + b_u\Big), \qquad r_i = \big(s_i, \tfrac{1}{\sqrt d} \langle x_{ic}, x_{ic'} \rangle_{c \le c'}\big).$$
+    $$\kappa_u(i, j) = \sigma\Big(\alpha_u \cdot r_i + \beta_u \cdot r_j + \tfrac{1}{\sqrt d} \big\langle \textstyle\sum_c a_{uc} x_{ic},
+    \sum_c b_{uc} x_{jc} \big\rangle + \gamma_u\Big), \qquad r_i = \big(s_i, \tfrac{1}{\sqrt d} \langle x_{ic}, x_{ic'} \rangle_{c \le c'}\big).$$
 
     With $p_i$ the mean over the j that i sees of $\kappa_u(i, j)(1, T_u r_j)$, and $D_i$, $g_i$, $h_i$ three parts of a second small network of
     $(r_i, p_i)$, the outcome is
 
-    $$x'_{ic'} = \sum_c D_i^{c'c} x_{ic} + \sum_u g_{iu} \sum_c O_u^{c'c}\, \frac{1}{n_i} \sum_j \kappa_u(i, j)\, x_{jc}, \qquad s'_i = h_i,$$
+    $$x'_{ic'} = \sum_c D_i^{c'c} x_{ic} + \sum_u O_{c'u}\, g_{iu}\, \frac{1}{n_i} \sum_j \kappa_u(i, j) \sum_c v_{uc} x_{jc}, \qquad s'_i = h_i,$$
 
     where j goes over tokens and knowledge alike. So the diagonal of A is a function of its own, as in Prop. 4.1, and every coefficient
     depends on all tokens through $p_i$. Turning and mirroring all vectors, X and Z together, turns and mirrors the outcome: exactly, for
     every d with the same parameters. Renumbering tokens renumbers rows.
 
-    With `depth=1` each unit is a head of `attend` with the kernel $\sigma$ on the coordinates $(x_i, \alpha \cdot r_i + b, 1)$ and
-    $(M x_j, 1, \beta \cdot r_j)$, so that masks, blocks and fused kernels serve it; with more, pairs are written out:
+    With `depth=1` each unit is a head of `attend` with the kernel $\sigma$ on the coordinates $(a x_i, \alpha \cdot r_i + \gamma, 1)$ and
+    $(b x_j, 1, \beta \cdot r_j)$, so that masks, blocks and fused kernels serve it; with more, pairs are written out:
     O(n^2 `units`) memory.
 
     Knowledge z has as many channels as x; with `knowledge=k` its k vectors are told apart by learned scalars, else they are a set.
@@ -89,9 +90,9 @@ class InvariantCoefficients(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_whole(channels=channels, units=units, depth=depth, hidden=hidden)
-        check_whole(0, scalars=scalars, out_scalars=out_scalars, knowledge=knowledge)
-        check_whole(optional=True, out_channels=out_channels)
+        check_whole(units=units, depth=depth, hidden=hidden)
+        check_whole(0, channels=channels, scalars=scalars, out_scalars=out_scalars, knowledge=knowledge)
+        check_whole(0, optional=True, out_channels=out_channels)
         check_choice(Activation, activation=activation)
         self.channels, self.scalars, self.units, self.depth, self.hidden = channels, scalars, units, depth, hidden
         self.out_channels = channels if out_channels is None else out_channels
@@ -100,11 +101,11 @@ class InvariantCoefficients(Module):
         invariants = scalars + channels * (channels + 1) // 2
         self.query_rows = learned(units, invariants, **place)
         self.key_rows = learned(units, invariants, **place)
-        self.pair = learned(units, channels, channels, **place)
+        self.value_rows = learned(units, invariants, **place)
+        self.query_mix, self.key_mix, self.value_mix = (learned(units, channels, **place) for _ in range(3))
         self.bias = nn.Parameter(torch.zeros(units, **place))
-        self.values = learned(units, invariants, **place)
         self.deeper = nn.ModuleList(nn.Linear(units, units, **place) for _ in range(depth - 1))
-        self.mix = learned(self.out_channels, units * channels, **place)
+        self.mix = learned(self.out_channels, units, **place)
         parts = self.out_channels * channels + units + out_scalars
         self.own = nn.Sequential(
             nn.Linear(invariants + 2 * units, hidden, **place), nn.SiLU(), nn.Linear(hidden, parts, **place)
@@ -130,16 +131,13 @@ class InvariantCoefficients(Module):
         """
         rows = self._rows(x, z, scalars, z_scalars, key_padding_mask, z_padding_mask, attn_mask, is_causal)
         query, key, said = self._coordinates(rows)
-        value = torch.cat((rows.flat[:, None].expand(-1, self.units, -1, -1), said), dim=-1)  # [B, U, n + k, c d + 2]
+        value = torch.cat((_mixed(self.value_mix, rows.vectors), said), dim=-1)  # [B, U, n + k, d + 2]
         if self.depth == 1:
             heads = attend(query, key, value, rows.mask, kernel=self._kernel, impl=self.impl)
         else:
             heads = self._pairs(query, key, rows) @ value
-        vectors, pooled = heads[..., :-2], heads[..., -2:]
-        own, gate, out = self._own(rows, pooled)
-        d = rows.vectors.shape[-1]
-        vectors = (gate[..., None] * vectors).unflatten(-1, (self.channels, d)).permute(0, 2, 1, 3, 4).flatten(2, 3)
-        vectors = own @ rows.tokens + self.mix @ vectors  # [B, n, out_channels, d]
+        own, gate, out = self._own(rows, heads[..., -2:])
+        vectors = own @ rows.tokens + self.mix @ (gate * heads[..., :-2]).transpose(1, 2)  # [B, n, out_channels, d]
         return VectorsAndScalars(vectors[:, :, 0] if x.dim() == 3 and self.out_channels == 1 else vectors, out)
 
     def coefficients(
@@ -162,8 +160,7 @@ class InvariantCoefficients(Module):
         else:
             units = self._pairs(query, key, rows)
         own, gate, _ = self._own(rows, units @ said)
-        mix = self.mix.unflatten(1, (self.units, self.channels))
-        joint = torch.einsum("ouc,buij->bocij", mix, units * gate[..., None])
+        joint = torch.einsum("ou,uc,buij->bocij", self.mix, self.value_mix, units * gate)
         n = rows.tokens.shape[1]
         joint[..., range(n), range(n)] += own.permute(0, 2, 3, 1)
         return Coefficients(joint[..., :n], joint[..., n:] if z is not None else None)
@@ -197,7 +194,7 @@ class InvariantCoefficients(Module):
         if known.shape[0] != batch or known.shape[3] != d or (self.knowledge and known.shape[1] != self.knowledge):
             k = self.knowledge or "k"
             raise InvalidArgument(f"z must have shape ({batch}, {k}, {self.channels}, {d}); got {tuple(z.shape)}")
-        check_padding(z_padding, known)
+        check_padding(z_padding, batch, known.shape[1])
         known, known_numbers = self._hidden(known, self._numbers("z_scalars", z_scalars, known), z_padding)
         invariants = torch.cat((self._invariants(tokens, numbers), self._invariants(known, known_numbers)), dim=1)
         z_mask = None if z_padding is None else masks.keys(~z_padding)
@@ -235,20 +232,18 @@ class InvariantCoefficients(Module):
         return torch.cat((numbers, gram[..., at[0], at[1]]), dim=-1)
 
     def _coordinates(self, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys `[B, U, rows, c d + 2]` whose inner products the units act on, and what is pooled, `[B, U, n + k, 2]`."""
-        n, r = rows.tokens.shape[1], rows.invariants[:, None]  # [B, 1, n + k, m]
-        asks = (r[..., :n, :] * self.query_rows[:, None]).sum(-1, keepdim=True) + self.bias[:, None, None]
-        tells = (r * self.key_rows[:, None]).sum(-1, keepdim=True)
-        says = (r * self.values[:, None]).sum(-1, keepdim=True)
+        """Queries and keys `[B, U, rows, d + 2]` whose inner products the units act on, and what is pooled, `[B, U, n + k, 2]`."""
+        n, r = rows.tokens.shape[1], rows.invariants  # [B, n + k, m]
+        asks = functional.linear(r[:, :n], self.query_rows, self.bias).mT[..., None]  # [B, U, n, 1]
+        tells, says = (functional.linear(r, weight).mT[..., None] for weight in (self.key_rows, self.value_rows))
         if self.names is not None:
             tells, says = (
-                part + nn.functional.pad(name.mT, (n, 0))[..., None]
+                part + functional.pad(name.mT, (n, 0))[..., None]
                 for part, name in zip((tells, says), self.names, strict=True)
             )
-        scaled = rows.tokens.flatten(2) * rows.tokens.shape[-1] ** -0.5
-        query = torch.cat((scaled[:, None].expand(-1, self.units, -1, -1), asks, torch.ones_like(asks)), dim=-1)
-        mixed = (self.pair[:, None] @ rows.vectors[:, None]).flatten(3)  # [B, U, n + k, c d]
-        key = torch.cat((mixed, torch.ones_like(tells), tells), dim=-1)
+        scaled = _mixed(self.query_mix, rows.tokens) * rows.tokens.shape[-1] ** -0.5
+        query = torch.cat((scaled, asks, torch.ones_like(asks)), dim=-1)
+        key = torch.cat((_mixed(self.key_mix, rows.vectors), torch.ones_like(tells), tells), dim=-1)
         return query, key, torch.cat((torch.ones_like(says), says), dim=-1)
 
     def _pairs(self, query: Tensor, key: Tensor, rows: _Rows) -> Tensor:
@@ -264,11 +259,11 @@ class InvariantCoefficients(Module):
         return units.masked_fill(~keep, 0.0) / keep.expand(units.shape).sum(-1, keepdim=True).clamp_min(1)
 
     def _own(self, rows: _Rows, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """D `[B, n, out_channels, channels]`, g `[B, U, n]` and h `[B, n, out_scalars]`."""
+        """D `[B, n, out_channels, channels]`, g `[B, U, n, 1]` and h `[B, n, out_scalars]`."""
         n = rows.tokens.shape[1]
         parts = self.own(torch.cat((rows.invariants[:, :n], pooled.transpose(1, 2).flatten(2)), dim=-1))
         own, gate, out = parts.split((self.out_channels * self.channels, self.units, self.out_scalars), dim=-1)
-        return own.unflatten(-1, (self.out_channels, self.channels)), 1 + gate.transpose(1, 2), out
+        return own.unflatten(-1, (self.out_channels, self.channels)), 1 + gate.mT[..., None], out
 
     def extra_repr(self) -> str:
         return (
@@ -283,9 +278,10 @@ class _Rows(NamedTuple):
     invariants: Tensor  # [B, n + k, m]
     mask: Mask | None
 
-    @property
-    def flat(self) -> Tensor:
-        return self.vectors.flatten(2)
+
+def _mixed(mix: Tensor, vectors: Tensor) -> Tensor:
+    """One combination of channels for each unit: `[U, c]` of `[B, rows, c, d]` -> `[B, U, rows, d]`."""
+    return (mix @ vectors).transpose(1, 2)
 
 
 class GramCoefficients(Module):
@@ -295,7 +291,7 @@ class GramCoefficients(Module):
 
     with g a network of `layers` hidden layers of `hidden` units, so that f is equivariant under every orthogonal matrix and otherwise
     free: from n = `tokens` rows and k = `knowledge` vectors to m = `outputs` rows (as many as tokens by default), which need not be
-    equal. Inner products are divided by $\sqrt d$. `use` names the blocks that g reads, `read` whether X, Z or both are combined.
+    equal. Inner products are multiplied by `scale`, $1 / \sqrt d$ by default. `use` names the blocks that g reads, `read` whether X, Z or both are combined.
 
     Rows are told apart by their place and the number of parameters grows with it: no permutation symmetry, and no finite information
     in the sense of the paper's Assumption 3.1. `InvariantCoefficients` has both.
@@ -317,6 +313,7 @@ class GramCoefficients(Module):
         use: Blocks | None = None,
         read: Literal["x", "z", "xz"] | None = None,
         activation: Activation = "relu",
+        scale: float | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -325,6 +322,7 @@ class GramCoefficients(Module):
         check_whole(0, knowledge=knowledge)
         check_whole(optional=True, outputs=outputs)
         check_choice(Activation, activation=activation)
+        check_number(0, optional=True, scale=scale)
         every = ("xx", "xz", "zz") if knowledge else ("xx",)
         use = every if use is None else tuple(use)  # type: ignore[assignment]
         if not use or not set(use) <= set(every):
@@ -332,7 +330,7 @@ class GramCoefficients(Module):
         check_choice(("x", "z", "xz") if knowledge else ("x",), optional=True, read=read)
         self.tokens, self.knowledge, self.hidden, self.layers = tokens, knowledge, hidden, layers
         self.outputs = tokens if outputs is None else outputs
-        self.use, self.activation = use, activation
+        self.use, self.activation, self.scale = use, activation, scale
         self.read = read or ("xz" if knowledge else "x")
         inputs = {"xx": tokens * (tokens + 1) // 2, "xz": tokens * knowledge, "zz": knowledge * (knowledge + 1) // 2}
         combined = {"x": tokens, "z": knowledge, "xz": tokens + knowledge}[self.read]
@@ -347,7 +345,7 @@ class GramCoefficients(Module):
     def coefficients(self, x: Tensor, z: Tensor | None = None) -> Coefficients:
         """A `[B, outputs, tokens]` and B `[B, outputs, k]`, zero where `read` leaves one out."""
         self._check(x, z)
-        scale, blocks = x.shape[-1] ** -0.5, []
+        scale, blocks = x.shape[-1] ** -0.5 if self.scale is None else self.scale, []
         for name in self.use:
             left, right = (x if row == "x" or z is None else z.expand(x.shape[0], -1, -1) for row in name)
             gram = left @ right.mT * scale

@@ -293,7 +293,7 @@ class KnowledgeAttention(ValueModule, KernelModule):
             if z.shape[1] not in (1, self.num_heads):
                 raise InvalidArgument(f"z has {z.shape[1]} heads; expected 1 or num_heads = {self.num_heads}")
             z = z.expand(batch, -1, -1, -1)
-            check_padding(padding, z)
+            check_padding(padding, batch, z.shape[-2])
             parts.append(z if padding is None else z.masked_fill(padding[:, None, :, None], 0.0))
         elif padding is not None:
             raise InvalidArgument(f"got z_padding_mask of shape {tuple(padding.shape)}, but no z was given")
