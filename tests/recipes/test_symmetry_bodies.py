@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from experiments import bodies
@@ -11,9 +12,13 @@ from experiments.bodies import EGNN, Bodies, EquivariantConvolution, Perceptron,
 from experiments.recipe import Bar, Setting, Table, text
 
 
+def begun(count, seed=0, n=5):
+    return bodies.beginning(count, np.random.RandomState(seed), n)
+
+
 def repelling(count, n, seed=0):
     """Simulations without close encounters: nothing is cut."""
-    position, velocity, charge = bodies.beginning(count, seed, n)
+    position, velocity, charge = begun(count, seed, n)
     return 3 * position, velocity, torch.ones_like(charge)
 
 
@@ -37,7 +42,7 @@ def energy(position, velocity, charge):
 
 
 def test_steps_are_the_published_ones():
-    position, velocity, charge = bodies.beginning(3, 5, 7)
+    position, velocity, charge = begun(3, 5, 7)
     assert set(charge.unique().tolist()) == {-1.0, 1.0}
     torch.testing.assert_close(velocity.norm(dim=-1), torch.full((3, 7), 0.5, dtype=torch.float64))
     torch.testing.assert_close(bodies.forces(position, charge), slow_forces(position, charge), rtol=1e-11, atol=1e-11)
@@ -81,22 +86,30 @@ def test_the_simulator_turns_and_permutes_with_its_input():
     assert (bodies.moved(close @ turn, velocity @ turn, charge, 3)[0] - plain).abs().max() > 1e-4
 
 
-def test_samples_are_chunks_kept_in_a_file(tmp_path, monkeypatch):
-    short = partial(bodies.simulated, first=3, last=8)
-    monkeypatch.setattr(bodies, "simulated", short)
+def test_samples_are_drawn_as_the_published_ones_and_kept_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(bodies, "simulated", partial(bodies.simulated, first=3, last=8))
     monkeypatch.setattr(bodies, "CHUNK", 3)
-    data = bodies.samples(tmp_path, 7, 2)
-    for start, size, seed in ((0, 3, 2000), (3, 3, 2001), (6, 1, 2002)):
-        for got, wanted in zip(data.rows(slice(start, start + size)), short(size, seed), strict=True):
-            assert torch.equal(got, torch.from_numpy(wanted))
-    position, velocity, charge = bodies.beginning(3, 2000)
-    torch.testing.assert_close(data.wanted[:3], bodies.moved(position, velocity, charge, 8)[0])
+    first, second = bodies.samples(tmp_path, (5, 2))
+    assert len(first.charge) == 5
+    # Draw by draw, as one simulation after another takes its numbers there: charges, places, directions, two noises.
+    generator = np.random.RandomState(43)
+    for at in range(7):
+        charge = generator.choice(np.array([-1.0, 0.0, 1.0]), size=(5, 1), p=[1 / 2, 0, 1 / 2])
+        place, direction = generator.randn(3, 5), generator.randn(3, 5)
+        velocity = direction * 0.5 / np.sqrt((direction**2).sum(axis=0)).reshape(1, -1)
+        for _ in range(2):
+            generator.randn(49, 3, 5)
+        data, row = (first, at) if at < 5 else (second, at - 5)
+        one = [torch.from_numpy(part)[None] for part in (place.T.copy(), velocity.T.copy(), charge[:, 0])]
+        assert torch.equal(data.charge[row], one[2][0])
+        torch.testing.assert_close((data.position[row], data.velocity[row]), tuple(x[0] for x in bodies.moved(*one, 3)))
+        torch.testing.assert_close(data.wanted[row], bodies.moved(*one, 8)[0][0])
     monkeypatch.setattr(bodies, "simulated", None)
-    assert all(map(torch.equal, bodies.samples(tmp_path, 7, 2), data))
+    assert all(map(torch.equal, bodies.samples(tmp_path, (5, 2))[1], second))
 
 
 def test_the_task_is_as_hard_as_the_published_one():
-    data = Bodies(*map(torch.from_numpy, bodies.simulated(400, 11)))
+    data = bodies.simulated(500, np.random.RandomState(11))
     time = bodies.fitted_time(data)
     assert time == pytest.approx(0.7, abs=0.05), "the published code begins at 0.7"
     linear = float(recipe.squared_error(lambda position, velocity, _: position + time * velocity, data))
@@ -136,7 +149,7 @@ def test_a_layer_of_egnn_is_its_equations():
 
 
 def one(seed=0, count=13):
-    position, velocity, charge = bodies.beginning(count, seed)
+    position, velocity, charge = begun(count, seed)
     return Bodies(position, velocity, charge, position + velocity)
 
 
