@@ -133,7 +133,7 @@ def deviation(model: nn.Module, data: Bodies) -> float:
 
     Both a rotation and a rotation with a mirror are tried; in float64.
     """
-    model, data = copy.deepcopy(model).double(), data.to(data.position.device.type, torch.float64)
+    model, data = copy.deepcopy(model).double(), data.to(str(data.position.device), torch.float64)
     generator = torch.Generator().manual_seed(7)
     turn = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0].to(data.position)
     shift = torch.randn(3, generator=generator).to(data.position)
@@ -208,12 +208,13 @@ def run(setting: Setting) -> dict[str, Any]:
     training, _, test = samples(setting.work, counts)
     pairs = [(rate, seed) for rate in rates for seed in seeds]
     # One GPU does many fits at once, one core a single one.
-    groups = {"all": pairs} if cuda else {f"rate {rate:g}, seed {seed}": [(rate, seed)] for rate, seed in pairs}
+    groups = [pairs] if cuda else [[pair] for pair in pairs]
+    parameters = {name: sum(each.numel() for each in make().parameters()) for name, make in MODELS.items()}
     parts = {
-        f"{name}, {size} samples, {steps[size]} steps, {label}": (
+        f"{name} of {parameters[name]}, {size} samples, {steps[size]} steps, {' '.join(f'{rate:g}+{seed}' for rate, seed in group)}": (
             setting.work, counts, name, size, steps[size], group, len(seeds), setting.device,
         )
-        for size in steps for label, group in groups.items() for name in MODELS
+        for size in steps for group in groups for name in MODELS
     }  # fmt: skip
     done = setting.store().run(fits, parts, min(setting.jobs, ON_ONE_GPU) if cuda else setting.jobs)
     rows = [row for group in done.values() for row in group]
@@ -243,7 +244,7 @@ def run(setting: Setting) -> dict[str, Any]:
     return {
         "quick": setting.quick,
         "steps": {str(size): count for size, count in sorted(steps.items())},
-        "parameters": {name: sum(each.numel() for each in make().parameters()) for name, make in MODELS.items()},
+        "parameters": parameters,
         "errors": errors,
         "rates": best,
         "deviation": {
