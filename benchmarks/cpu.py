@@ -6,6 +6,7 @@ are the project's own, and a missed one is printed as missed.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from benchmarks.timing import Contest, Outcome, measure, write
 from heedful import FeatureMap, Gaussian, Kernel, Sigmoid, Softmax, attend
+from heedful.nn import Attention, InvariantCoefficients
 
 HEADS, DIM = 4, 64
 
@@ -33,6 +35,9 @@ BARS: list[tuple[str, str, str, float | None, bool]] = [
     ("n=4096 forward+backward", "reference(Sigmoid)", "stream(Sigmoid)", None, False),
     ("n=8192", "sdpa", "linear(elu)", 10.0, False),
     ("n=8192 causal", "sdpa", "linear(elu)", None, False),
+    ("layers", "InvariantCoefficients", "Attention, 4 heads", 4.0, True),
+    ("layers", "InvariantCoefficients", "Attention, 8 heads", None, True),
+    ("layers", "InvariantCoefficients", "Attention, 1 head", None, True),
 ]
 
 OURS: dict[str, tuple[Kernel, str]] = {
@@ -72,9 +77,32 @@ def contest(name: str, length: int, names: list[str], *, is_causal: bool, backwa
     return Contest(name, {n: lambda n=n: timed(n) for n in names}, {n: lambda n=n: truth(n) for n in names})
 
 
+def layers() -> Contest:
+    """Layers of width 16 on 32 sequences of 256 tokens, forward and backward: coefficients of inner products beside attention."""
+    torch.manual_seed(0)
+    x = torch.randn(32, 256, 16, requires_grad=True)
+    made: dict[str, torch.nn.Module] = {
+        "InvariantCoefficients": InvariantCoefficients(),
+        "Attention, 4 heads": Attention(16, 4),
+        "Attention, 8 heads": Attention(16, 8),
+        "Attention, 1 head": Attention(16, 1),
+    }
+
+    def gradient(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out = layer(x)[0] if isinstance(layer, InvariantCoefficients) else layer(x, need_weights=False)[0]
+        return torch.autograd.grad(out.square().sum(), [x, *layer.parameters()], allow_unused=True)[0]
+
+    def truth(layer: torch.nn.Module) -> torch.Tensor:
+        return gradient(copy.deepcopy(layer).double(), x.detach().double().requires_grad_())
+
+    runs = {name: lambda layer=layer: gradient(layer, x) for name, layer in made.items()}
+    return Contest("layers", runs, {name: lambda layer=layer: truth(layer) for name, layer in made.items()})
+
+
 def contests() -> Iterator[tuple[Contest, int]]:
     """Every contest that a bar names, with its repeats."""
-    for name in dict.fromkeys(bar[0] for bar in BARS):
+    yield layers(), 11
+    for name in dict.fromkeys(bar[0] for bar in BARS if bar[0] != "layers"):
         length = int(name.split()[0].removeprefix("n="))
         names = list(dict.fromkeys(n for bar in BARS if bar[0] == name for n in bar[1:3]))
         made = contest(name, length, names, is_causal="causal" in name, backward="backward" in name)
@@ -117,6 +145,9 @@ def section(outcomes: list[Outcome]) -> list[str]:
         "peer on CPU; they are compared with each other. With backward, `stream` multiplies seven matrices where `reference`",
         "multiplies six, so it wins by memory traffic alone. `linear` computes another kernel than `sdpa`: the ratio is what",
         "that choice saves, not a faster softmax; causal `sdpa` does half the work, and causal `linear` more.",
+        "",
+        "`layers` are modules of width 16 on 32 sequences of 256 tokens, forward and backward: `nn.InvariantCoefficients`, whose 8 units",
+        "are as many heads, beside `nn.Attention`.",
         "",
     ]
 
