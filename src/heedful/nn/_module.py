@@ -15,7 +15,7 @@ from heedful import masks
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._savable import Savable, decode, encode, entry_of
-from heedful.kernels import Kernel, Softmax
+from heedful.kernels import Kernel, PerHead, as_kernel
 from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS
 
@@ -106,9 +106,9 @@ class KernelParameters(nn.Module):
 
 def kernel_parameters(kernel: Kernel | Sequence[Kernel] | None, num_heads: int) -> KernelParameters:
     """A kernel, or a list with one for each head, checked for so many heads; `Softmax()` by default."""
-    if kernel is not None and not isinstance(kernel, Kernel):
-        raise InvalidArgument(f"kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
-    kernel = Softmax() if kernel is None else kernel
+    kernel = as_kernel(kernel)
+    if isinstance(kernel, PerHead) and len(kernel.kernels) != num_heads:
+        raise InvalidArgument(f"got {len(kernel.kernels)} kernels for num_heads = {num_heads}: give one for each head")
     for name, tensor in kernel.of_pairs.tensors().items():
         if tensor.dim() and tensor.shape[0] not in (1, num_heads):
             raise InvalidArgument(
