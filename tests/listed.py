@@ -19,6 +19,7 @@ from heedful import (
     Kernel,
     Laplace,
     Matern,
+    PerHead,
     Polynomial,
     RationalQuadratic,
     Relu,
@@ -47,6 +48,10 @@ class Cauchy(Kernel):
 
 def per_head(low: float = 0.5) -> Tensor:
     return torch.linspace(low, low + 1.0, HEADS, dtype=torch.float64).requires_grad_()
+
+
+def one(entry: float = 0.7) -> Tensor:
+    return torch.tensor(entry, dtype=torch.float64, requires_grad=True)
 
 
 def mix(seed: int = 1) -> Tensor:
@@ -91,6 +96,11 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     "symmetric": lambda: Softmax(per_head()).symmetric(),
     "symmetric-distance": lambda: Gaussian(per_head(1.0)).symmetric(),
     "symmetric-sigmoid": lambda: 0.5 * Sigmoid(bias=per_head(-1.0)).symmetric(),
+    "symmetric-per-head": lambda: PerHead(
+        (Softmax().symmetric(), HigherOrder(Sigmoid(), mix=mix()), 0.5 * FeatureMap("elu").symmetric())
+    ),
+    "per-head": lambda: PerHead((Softmax(), Gaussian(one(1.5)), Sigmoid(bias=one()))),
+    "per-head-shared": lambda: PerHead((Softmax(), Cosine(), Softmax())),
     "own": Cauchy,
     "own-normalized": lambda: Cauchy(2.0).normalized(),
 }
@@ -202,7 +212,8 @@ INTERPRETED_CASES = {"cross", "padding-causal", "column", "shared-heads-causal",
 
 def fits(kernel: Kernel, case: Case) -> bool:
     """Degrees of keys are those of their own rows: such a kernel takes as many queries as keys."""
-    return not kernel.balances or case.query.shape[-2] == case.key.shape[-2]
+    of_heads = kernel.kernels if isinstance(kernel, PerHead) else (kernel,)
+    return case.query.shape[-2] == case.key.shape[-2] or not any(one.balances for one in of_heads)
 
 
 def accepted(*names: str) -> Iterator[tuple[str, str, str, torch.dtype]]:
@@ -216,6 +227,8 @@ def accepted(*names: str) -> Iterator[tuple[str, str, str, torch.dtype]]:
                 plan = attend.plan(request.query, request.key, request.value, kernel=kernel, **request.arguments)
                 listed = kernel_name in INTERPRETED_KERNELS or case_name in INTERPRETED_CASES
                 for considered in plan.considered:
+                    if considered.name not in IMPLEMENTATIONS:
+                        continue  # several of them, one for some heads and one for others
                     if considered.refusal is None and (listed or considered.name != "triton"):
                         yield kernel_name, considered.name, case_name, dtype
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, Protocol, cast
@@ -14,9 +14,9 @@ from heedful import masks
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._result import Result
 from heedful._runtime import full_precision
-from heedful.kernels import Kernel, Softmax
+from heedful.kernels import Kernel, as_kernel
 from heedful.masks import Mask
-from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, linear, reference, sequence
+from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, heads, linear, reference, sequence
 from heedful.ops.distance import steadied
 from heedful.ops.request import pairs
 from heedful.ops.shield import shield
@@ -70,6 +70,7 @@ class Plan(Result):
     dtype: str
     device: str
     considered: tuple[Considered, ...]
+    heads: tuple[str, ...] = ()  # the implementation that each head takes
 
     def __str__(self) -> str:
         lines = [
@@ -96,7 +97,7 @@ def plan(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    kernel: Kernel | None = None,
+    kernel: Kernel | Sequence[Kernel] | None = None,
     impl: str = "auto",
 ) -> Plan:
     """Tells, without running, which implementation `attend` takes for these arguments, and why not the others.
@@ -110,16 +111,8 @@ def plan(
     'sdpa'
     """
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    request = sequence.of_pairs(call)
-    chosen, reason = _choose(request, impl)
-    moving = _cost_of_moving(call)
-    considered = []
-    for one in IMPLEMENTATIONS.values():
-        refusal = one.refuse(request)
-        cost = None if refusal else one.cost(request)
-        considered.append(
-            Considered(one.name, refusal, cost and Cost(cost.flops + moving.flops, max(cost.bytes, moving.bytes)))
-        )
+    groups = [(of_heads, *_planned(part, impl)) for of_heads, part in heads.split(call)]
+    chosen, reason, considered = groups[0][1:] if len(groups) == 1 else _together(groups)
     return Plan(
         chosen,
         reason,
@@ -130,6 +123,7 @@ def plan(
         str(query.dtype).removeprefix("torch."),
         str(query.device),
         tuple(considered),
+        tuple(name for _, name in sorted((head, group[1]) for group in groups for head in group[0])),
     )
 
 
@@ -141,7 +135,7 @@ def coefficients(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    kernel: Kernel | None = None,
+    kernel: Kernel | Sequence[Kernel] | None = None,
 ) -> Tensor:
     """The matrix by which `attend` combines values, written out: `[..., heads, queries, keys]`.
 
@@ -152,15 +146,8 @@ def coefficients(
     True
     """
     request = _request(query, key, key, attn_mask, 0.0, is_causal, scale, enable_gqa, kernel)
-    with full_precision(query.device):
-        request, poison = sequence.shielded(request)
-        request, balance = sequence.moved(request, partial(_through, impl="auto"))
-        request = steadied(request, "reference", by_name=True).expanded()
-        weights = reference.coefficients(request.kernel, request.query, request.key, *request.visible())
-        if balance is not None:
-            weights = weights * balance.rows * (1.0 if balance.keys is None else balance.keys.mT)
-        weights = weights.to(key.dtype)
-        return weights if poison is None else weights + poison
+    groups, parts = zip(*heads.split(request), strict=True)
+    return heads.join(groups, [_coefficients(part) for part in parts])
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, *, kernel: Kernel) -> Step:
@@ -206,7 +193,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    kernel: Kernel | None = None,
+    kernel: Kernel | Sequence[Kernel] | None = None,
     impl: str = "auto",
 ) -> Tensor:
     r"""Combines values by a kernel of queries and keys: $y_i = \sum_j \kappa(q_i, k_j)\, v_j$.
@@ -222,7 +209,7 @@ def attend(
         dropout_p: probability with which a coefficient is dropped; acts whenever it is above zero, as in torch.
         is_causal: query i sees keys 0..i; together with `attn_mask` it means *and*.
         scale: for kernels that have one.
-        kernel: what a coefficient is; `Softmax()` by default. See `heedful.kernels`.
+        kernel: what a coefficient is; `Softmax()` by default. A list is one kernel per head. See `heedful.kernels`.
         impl: `"auto"`, or the name of an implementation, which then serves the request or raises `Unsupported`.
 
     Returns:
@@ -239,7 +226,8 @@ def attend(
     torch.Size([2, 4, 9, 8])
     """
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    out = _combined(call, impl)
+    groups, parts = zip(*heads.split(call), strict=True)
+    out = heads.join(groups, [_combined(part, impl) for part in parts])
     for watcher in WATCHERS:
         watcher(call, out)
     return out
@@ -258,6 +246,56 @@ def _combined(call: Request, impl: str) -> Tensor:
         out = implementation.run(steadied(request, implementation.name, by_name=impl != "auto"))
         out = (out if balance is None else out * balance.rows).to(call.value.dtype)
         return out if poison is None else out + poison
+
+
+def _coefficients(request: Request) -> Tensor:
+    dtype = request.key.dtype
+    with full_precision(request.query.device):
+        request, poison = sequence.shielded(request)
+        request, balance = sequence.moved(request, partial(_through, impl="auto"))
+        request = steadied(request, "reference", by_name=True).expanded()
+        weights = reference.coefficients(request.kernel, request.query, request.key, *request.visible())
+        if balance is not None:
+            weights = weights * balance.rows * (1.0 if balance.keys is None else balance.keys.mT)
+        return weights.to(dtype) if poison is None else weights.to(dtype) + poison
+
+
+def _planned(call: Request, impl: str) -> tuple[str, str, list[Considered]]:
+    """What is chosen for a call with one kernel, why, and what of the others."""
+    request, moving, considered = sequence.of_pairs(call), _cost_of_moving(call), []
+    for one in IMPLEMENTATIONS.values():
+        refusal = one.refuse(request)
+        cost = None if refusal else one.cost(request)
+        considered.append(
+            Considered(one.name, refusal, cost and Cost(cost.flops + moving.flops, max(cost.bytes, moving.bytes)))
+        )
+    return *_choose(request, impl), considered
+
+
+def _together(groups: list[tuple[list[int], str, str, list[Considered]]]) -> tuple[str, str, list[Considered]]:
+    """The same of a call in groups of heads: what each implementation would cost for all, and what is chosen between them."""
+
+    def costs(name: str, several: Sequence[Considered]) -> Considered:
+        told = [cost for one in several if (cost := one.cost) is not None]
+        return Considered(name, None, Cost(sum(cost.flops for cost in told), max(cost.bytes for cost in told)))
+
+    considered = []
+    for several in zip(*(group[3] for group in groups), strict=True):
+        refusals = [(group[0], one.refusal) for group, one in zip(groups, several, strict=True) if one.refusal]
+        reason = "; ".join(f"{_numbered(of_heads)}: {refusal}" for of_heads, refusal in refusals)
+        considered.append(Considered(several[0].name, reason, None) if refusals else costs(several[0].name, several))
+    names = list(dict.fromkeys(group[1] for group in groups))
+    if len(names) == 1:
+        return names[0], groups[0][2], considered
+    taken = [one for group in groups for one in group[3] if one.name == group[1]]
+    reason = "one kernel per head: " + ", ".join(
+        f"{name} for {_numbered([head for group in groups if group[1] == name for head in group[0]])}" for name in names
+    )
+    return " + ".join(names), reason, [*considered, costs(" + ".join(names), taken)]
+
+
+def _numbered(of_heads: Sequence[int]) -> str:
+    return f"head{'s' if len(of_heads) > 1 else ''} {', '.join(map(str, sorted(of_heads)))}"
 
 
 def _through(request: Request, impl: str) -> Tensor:
@@ -342,12 +380,10 @@ def _request(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-    kernel: Kernel | None,
+    kernel: Kernel | Sequence[Kernel] | None,
 ) -> Request:
     """Checks every argument and brings masks to one form."""
-    kernel = Softmax() if kernel is None else kernel
-    if not isinstance(kernel, Kernel):
-        raise InvalidArgument(f"kernel must be a heedful kernel such as Softmax(); got {kernel!r:.100}")
+    kernel = as_kernel(kernel)
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES or tensor.dim() < 2 or tensor.shape[-1] == 0:

@@ -434,7 +434,7 @@ def _brief(value: Any) -> str:
 
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b))
+        return a is b or (a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b)))
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_equal, a, b))
     return not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b)
