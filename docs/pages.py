@@ -23,7 +23,17 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 MENU = {
     "Start": ["README"],
-    "Build with attention": ["operator", "layers", "form", "transformers", "primal", "series", "scale", "convert"],
+    "Build with attention": [
+        "operator",
+        "layers",
+        "form",
+        "transformers",
+        "primal",
+        "series",
+        "geometry",
+        "scale",
+        "convert",
+    ],
     "Look into models": ["look", "observe", "causes", "spectrum", "symmetry", "depth"],
     "Evidence": ["performance", "results"],
     "Reference": ["glossary", "reference", "CONTRIBUTING", "CHANGELOG"],

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # room -> rooms of heedful it may import from (itself always); rooms not built yet are listed all the same.
-DATA_ROOMS = {"series", "events", "tables", "ranking", "multimodal", "corpus"}
+DATA_ROOMS = {"geometry", "series", "events", "tables", "ranking", "multimodal", "corpus"}
 GROUND = {
     "_checks", "_errors", "_files", "_lazy", "_plot", "_progress", "_result", "_runtime", "_savable", "_settings", "_tasks", "_text", "__init__",
 }  # fmt: skip
@@ -256,7 +256,7 @@ def test_docs_list_every_public_name():
 
 
 def test_public_things_have_docstrings():
-    rooms = ("kernels", "nn", "masks", "series", "lens", "lens.symmetry", "lens.depth")
+    rooms = ("kernels", "nn", "masks", "geometry", "series", "lens", "lens.symmetry", "lens.depth")
     bridges = (
         "bridges.estimator",
         "bridges.predictors",

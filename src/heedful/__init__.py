@@ -51,7 +51,20 @@ _HOMES = {
     ),
     # The rooms, which are modules themselves.
     **dict.fromkeys(
-        ("bridges", "convert", "decomposition", "discovery", "kernels", "lens", "masks", "nn", "ops", "series"), ""
+        (
+            "bridges",
+            "convert",
+            "decomposition",
+            "discovery",
+            "geometry",
+            "kernels",
+            "lens",
+            "masks",
+            "nn",
+            "ops",
+            "series",
+        ),
+        "",
     ),
 }
 
@@ -87,6 +100,7 @@ __all__ = [
     "decomposition",
     "discovery",
     "explain",
+    "geometry",
     "kernels",
     "lens",
     "look",
@@ -100,7 +114,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful import bridges, convert, decomposition, discovery, kernels, lens, masks, nn, ops, series
+    from heedful import bridges, convert, decomposition, discovery, geometry, kernels, lens, masks, nn, ops, series
     from heedful._attend import Plan, attend
     from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra, Unsupported
     from heedful.decomposition import KernelSVD

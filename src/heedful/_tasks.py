@@ -43,6 +43,7 @@ TASKS = {
     task.name: task
     for task in (
         Task("series", (".npz", ".ts"), "read", ("SeriesClassifier",), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts"),
+        Task("geometry", (".npz", ".csv", ".parquet"), "read", ("EquivariantRegressor", "EquivariantClassifier"), ".npz with X, y and lengths, --task geometry; or .csv and .parquet with a row for each point, columns case and target"),
     )
 }  # fmt: skip
 

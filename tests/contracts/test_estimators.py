@@ -33,6 +33,7 @@ from sklearn.utils.estimator_checks import check_dataframe_column_names_consiste
 from heedful import Gaussian, InvalidArgument
 from heedful.bridges.estimator import Estimator
 from heedful.decomposition import KernelSVD
+from heedful.geometry import EquivariantClassifier, EquivariantRegressor
 from heedful.series import SeriesClassifier
 from small import Coordinates, CubeClassifier, Numbers, Order, lists, table
 
@@ -98,11 +99,27 @@ def numbers():
     return X, {"y": y}
 
 
+def places():
+    """Sets of five points; each is to go to a point between itself and the centre."""
+    X = np.random.default_rng(0).normal(size=(30, 5, 3))
+    return X, {"y": (X + X.mean(1, keepdims=True)) / 2}
+
+
 def ranked():
     X, y, groups = lists(20)
     return X, {"y": y, "groups": groups}
 
 
+SETS = {
+    "layers": 1,
+    "channels": 3,
+    "width": 16,
+    "units": 4,
+    "epochs": 8,
+    "lr": 0.03,
+    "batch_size": 32,
+    "random_state": 0,
+}
 OPTIONS = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 6, "lr": 0.03, "dropout": 0.0, "batch_size": 32}
 ESTIMATORS = {
     "series of one channel": Listed(
@@ -116,6 +133,18 @@ ESTIMATORS = {
         ),
         cubes, 59, UNWEIGHTED | {"check_estimators_empty_data_messages": "it wants a message that names a shape of two axes"},
         "predict_proba", TRAINED | {"embed_dim": 9}, {"embed_dim": [4, 8]}, missing=True, frame=False,
+    ),
+    "numbers of sets": Listed(
+        partial(EquivariantRegressor, **SETS), numbers, 58, UNWEIGHTED, wrong=TRAINED | {"dim": 0, "group": "U", "width": 0},
+        search={"units": [2, 4]},
+    ),
+    "classes of sets": Listed(
+        partial(EquivariantClassifier, **SETS), classes, 61, UNWEIGHTED, "predict_proba",
+        TRAINED | {"translation": "equivariant", "vectors": -1, "permutation": 2}, {"width": [8, 16]},
+    ),
+    "vectors of points": Listed(
+        partial(EquivariantRegressor, **SETS | {"output": "vector", "group": "SO", "translation": "equivariant"}), places,
+        "they are of tables, and two lines above", wrong=TRAINED | {"channels": 0, "case": 3}, search={"channels": [2, 3]}, frame=False,
     ),
     "kernel SVD": Listed(
         partial(KernelSVD, **{"n_components": 3}), lambda: (table(30)[0], {}), 46, answer="transform",
