@@ -321,10 +321,10 @@ def test_one_graph_serves_many_lengths_on_the_device(kernel):
         assert relative_error(out, attend(x, x, x, kernel=kernel, is_causal=True).double()) < 1e-2
 
 
-@pytest.mark.parametrize("which", ["attention", "encoder", "primal"])
+@pytest.mark.parametrize("which", ["attention", "encoder", "primal", "knowledge", "invariant"])
 def test_layers_train_compiled_under_autocast(which):
     """A step of training, as people write it: the loss falls, and is that of the layer that was not compiled."""
-    from heedful.nn import Attention, Encoder, PrimalAttention
+    from heedful.nn import Attention, Encoder, InvariantCoefficients, Knowledge, PrimalAttention
 
     losses = []
     for compiling in (False, True):
@@ -334,6 +334,10 @@ def test_layers_train_compiled_under_autocast(which):
             "attention": lambda: Attention(256, 4, kernel=Sigmoid(bias=-6.0)),
             "encoder": lambda: Encoder(256, 4, [Gaussian(3.0), Softmax()]),
             "primal": lambda: PrimalAttention(256, 4, rank=16, max_len=1024),
+            "knowledge": lambda: Encoder(
+                256, 4, [Knowledge(knowledge=8, kernel=[Softmax(), Gaussian(4.0), Sigmoid(), Softmax()])]
+            ),
+            "invariant": lambda: InvariantCoefficients(units=4),
         }[which]().cuda()
         run = torch.compile(layer, fullgraph=True) if compiling else layer
         optimizer = torch.optim.AdamW(layer.parameters(), 1e-3)
