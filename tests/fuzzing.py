@@ -13,16 +13,21 @@ from torch import Tensor
 
 from heedful import (
     Cosine,
+    Exponential,
     FeatureMap,
     Gaussian,
     HigherOrder,
     Kernel,
     Laplace,
+    Matern,
     Polynomial,
+    RationalQuadratic,
     Relu,
     ReluSquared,
     Sigmoid,
+    Silu,
     Softmax,
+    Tanh,
     Unsupported,
     attend,
     masks,
@@ -118,7 +123,9 @@ class Drawing:
             mix = torch.randn(size, size, generator=self.generator, dtype=torch.float64) / size**0.5
             mix = mix.to(torch.float32 if self.dtype.itemsize == 2 else self.dtype).requires_grad_()
             inner = self.composed(heads, 1)
-            return HigherOrder(inner, self.random.choice((4, 6)), mix if self.random.random() < 0.5 else None)
+            order = self.random.choice((4, 6, (2, 4), (2, 6), (2, 4, 6)))
+            many = mix if order in (4, (2, 4)) else (mix, mix.detach().flip(-1).requires_grad_())
+            return HigherOrder(inner, order, self.random.choice((None, mix, many)))
         return self.composed(heads, 2 if self.family == "composed" else 0)
 
     def composed(self, heads: int, depth: int) -> Kernel:
@@ -145,12 +152,20 @@ class Drawing:
         options = {
             "dot": [
                 lambda: Softmax(scale),
-                lambda: Sigmoid(scale, self.number("bias", heads, -1.0, 1.0)),
+                *(
+                    lambda kind=kind: kind(scale, self.number("bias", heads, -1.0, 1.0))
+                    for kind in (Sigmoid, Tanh, Silu, Exponential)
+                ),
                 lambda: Relu(scale),
                 lambda: ReluSquared(scale),
                 lambda: Polynomial(random.choice((1, 2, 3)), self.number("offset", heads, -1.0, 1.0), scale),
             ],
-            "distance": [lambda: Gaussian(wide, normal), lambda: Laplace(wide, normal)],
+            "distance": [
+                lambda: Gaussian(wide, normal),
+                lambda: Laplace(wide, normal),
+                lambda: Matern(random.choice((1.5, 2.5)), wide, normal),
+                lambda: RationalQuadratic(self.number("alpha", heads, 0.5, 2.0), wide, normal),
+            ],
             "features": [
                 Cosine,
                 lambda: FeatureMap(random.choice(("elu", "relu", "cosine"))),

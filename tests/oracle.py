@@ -14,6 +14,7 @@ from heedful import Kernel
 from heedful.kernels import feature_map
 
 STEP = 1e-30
+DISTANCES = ("Gaussian", "Laplace", "Matern", "RationalQuadratic")
 
 
 class Oracle:
@@ -31,11 +32,14 @@ class Oracle:
         kernel, path = self.kernel, ""
         if type(kernel).__name__ == "HigherOrder":
             count = np.maximum(self.keep.sum(-1, keepdims=True), 1)
-            for _ in range(kernel.order // 2 - 1):
-                query = np.where(self.keep, query @ key.swapaxes(-1, -2), 0.0) @ key / count
-                mix = self.parameters.get("mix")
-                query = query if mix is None else query @ mix
-            kernel, path = kernel.kernel, "kernel."
+            orders = (kernel.order,) if isinstance(kernel.order, int) else kernel.order
+            moved, total = query, query if 2 in orders else 0.0
+            for at in range(max(orders) // 2 - 1):
+                moved = np.where(self.keep, moved @ key.swapaxes(-1, -2), 0.0) @ key / count
+                mix = self.parameters.get("mix", self.parameters.get(f"mix.{at}"))
+                moved = moved if mix is None else moved @ mix
+                total = total + moved if 2 * at + 4 in orders else total
+            kernel, path, query = kernel.kernel, "kernel.", total
         with np.errstate(all="ignore"):
             return self._weights(kernel, path, query, key, self.bias)
 
@@ -67,6 +71,8 @@ class Oracle:
             score = self._score(kernel, path, query, key) + bias
             coefficients = {
                 "Sigmoid": lambda: _sigmoid(score),
+                "Tanh": lambda: 2 * _sigmoid(2 * score) - 1,
+                "Silu": lambda: score * _sigmoid(score),
                 "Relu": lambda: np.where(score.real > 0, score, 0.0),
                 "ReluSquared": lambda: np.where(score.real > 0, score, 0.0) ** 2,
                 "Cosine": lambda: score,
@@ -82,19 +88,27 @@ class Oracle:
             )
         if name == "Divided":
             return self._score(kernel.kernel, f"{path}kernel.", query, key)
-        if name in ("Gaussian", "Laplace"):
+        if name in DISTANCES:
             squares = ((query[..., :, None, :] - key[..., None, :, :]) ** 2).sum(-1)
             size = query.shape[-1]
             if name == "Gaussian":
                 return -squares / (2 * self._value(kernel, path, "bandwidth", size**0.25) ** 2)
-            return -_root(squares) / self._value(kernel, path, "bandwidth", size**0.5)
+            length = _root(squares) / self._value(kernel, path, "bandwidth", size**0.5)
+            if name == "RationalQuadratic":
+                alpha = self._value(kernel, path, "alpha")
+                return -alpha * np.log(1 + length**2 / (2 * alpha))
+            if name == "Matern":
+                a = length * (2 * kernel.smoothness) ** 0.5
+                return np.log(1 + a + (a**2 / 3 if kernel.smoothness == 2.5 else 0.0)) - a
+            return -length
         if name == "Cosine":
             query, key = _unit(query), _unit(key)
         product = query @ key.swapaxes(-1, -2)
         if name == "Cosine":
             return product
         product = product * self._value(kernel, path, "scale", query.shape[-1] ** -0.5)
-        added = {"Sigmoid": "bias", "Polynomial": "offset"}.get(name)
+        added = dict.fromkeys(("Sigmoid", "Tanh", "Silu", "Exponential"), "bias").get(name)
+        added = "offset" if name == "Polynomial" else added
         return product if added is None else product + self._value(kernel, path, added)
 
     def _features(self, kernel: Kernel, path: str, x: Any, rows: bool) -> np.ndarray:
@@ -133,14 +147,14 @@ def exponential(kernel: Kernel) -> bool:
         return exponential(kernel.left) and exponential(kernel.right)
     if name == "Divided":
         return exponential(kernel.kernel) and division(kernel.kernel) is None
-    return name in ("Softmax", "Gaussian", "Laplace")
+    return name in ("Softmax", "Exponential", *DISTANCES)
 
 
 def division(kernel: Kernel) -> str | None:
     name = type(kernel).__name__
     if name == "Softmax":
         return "sum"
-    if name in ("Gaussian", "Laplace"):
+    if name in DISTANCES:
         return "sum" if kernel.normalize else None
     if name == "FeatureMap":
         return "sum" if kernel.normalize or (kernel.normalize is None and kernel.map != "cosine") else None

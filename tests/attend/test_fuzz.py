@@ -67,5 +67,5 @@ def test_random_calls_of_fused_kernels(family, request):
                 raise AssertionError(f"{error}\n{drawn}") from None
 
     # A case takes half a second in the interpreter: too long to look for a smaller one, or to check all of some dozens.
-    many(10 * wanted, 7, one, [Phase.generate])
+    many(30 * wanted, 7, one, [Phase.generate])
     assert served == wanted
