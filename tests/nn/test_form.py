@@ -278,6 +278,7 @@ def test_higher_orders_have_a_matrix_between_every_two_factors():
         (4, (W2,), Y @ W1 @ C @ W2 @ Y.mT),
         (6, (W2, W3), Y @ W1 @ C @ W2 @ C @ W3 @ Y.mT),
         ((2, 4), (W2,), Y @ W1 @ Y.mT + Y @ W1 @ C @ W2 @ Y.mT),
+        ((2, 6), ((W2,), (W3, W1, W2)), Y @ W1 @ (W2 + W3 @ C @ W1 @ C @ W2) @ Y.mT),
     ):
         kernel = HigherOrder(Tanh(scale=0.1), order=order, mix=mixes)
         layer = KnowledgeAttention(D, given=K, coordinates="knowledge", weight=True, readout="x", value="identity", kernel=kernel, **F64)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -36,6 +37,9 @@ class HigherOrder(Kernel):
 
     $$A_{ij} = \kappa(q_i + q_i C_i M_1 + q_i C_i M_1 C_i M_2,\ k_j).$$
 
+    Orders have matrices of their own where `mix` is a tuple of tuples, one for each order, with `order / 2` matrices each, the first of
+    them in front: `order=(2, 4)` and `mix=((V1,), (W1, W2))` is $\kappa(q_i V_1 + q_i W_1 C_i W_2,\ k_j)$.
+
     Where the score is linear in the query (`Softmax`, `Sigmoid`, `Polynomial`, ...) that is the sum of the scores of these
     orders inside one activation. A kernel of distances takes the one distance from the key to the sum of the moved queries,
     which is not the sum of their distances; `Cosine` takes the angle to that sum.
@@ -50,14 +54,13 @@ class HigherOrder(Kernel):
 
     kernel: Kernel = Softmax()
     order: int | tuple[int, ...] = 4
-    mix: Tensor | tuple[Tensor, ...] | None = None
+    mix: Tensor | tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, Kernel) or self.kernel.of_pairs is not self.kernel:
             raise InvalidArgument(f"HigherOrder: kernel must be a kernel of pairs; got {self.kernel!r}")
         for name in ("order", "mix"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
         if isinstance(self.order, tuple):
             right = all(is_whole(one) and one >= 2 and one % 2 == 0 for one in self.order)
             if not right or len(set(self.order)) < len(self.order) or max(self.order, default=0) < 4:
@@ -66,13 +69,19 @@ class HigherOrder(Kernel):
                 )
         elif not is_whole(self.order) or self.order < 4 or self.order % 2:
             raise InvalidArgument(f"HigherOrder: order must be an even number of at least 4; got {self.order!r}")
-        mixes = self.mix if isinstance(self.mix, tuple) else () if self.mix is None else (self.mix,)
+        mixes = self._matrices
         if not all(isinstance(one, Tensor) and one.dim() in (2, 3) for one in mixes):
             raise InvalidArgument(
                 "HigherOrder: mix must be a tensor of shape (D, D) or (heads, D, D), or one such tensor for each move; "
                 f"got {_brief(self.mix)}"
             )
-        if isinstance(self.mix, tuple) and len(mixes) != len(self.moves):
+        if self._apart:
+            if [len(one) for one in self.mix] != [order // 2 for order in self._orders]:  # type: ignore[union-attr]
+                raise InvalidArgument(
+                    f"HigherOrder: mix with matrices for each order has order / 2 of them: {[o // 2 for o in self._orders]} for "
+                    f"order {self.order}; got {[len(one) for one in self.mix]}"  # type: ignore[union-attr]
+                )
+        elif isinstance(self.mix, tuple) and len(mixes) != len(self.moves):
             raise InvalidArgument(
                 f"HigherOrder: order {self.order} moves queries {len(self.moves)} times, so mix must be one tensor or "
                 f"{len(self.moves)} of them; got {len(mixes)}"
@@ -81,6 +90,18 @@ class HigherOrder(Kernel):
     @property
     def _orders(self) -> tuple[int, ...]:
         return self.order if isinstance(self.order, tuple) else (self.order,)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether each order has matrices of its own."""
+        return isinstance(self.mix, tuple) and any(isinstance(one, tuple) for one in self.mix)
+
+    @property
+    def _matrices(self) -> tuple[Any, ...]:
+        """All of `mix`."""
+        if self._apart:
+            return tuple(one for part in self.mix for one in (part if isinstance(part, tuple) else (part,)))  # type: ignore[union-attr]
+        return self.mix if isinstance(self.mix, tuple) else () if self.mix is None else (self.mix,)
 
     @property
     def traits(self) -> Traits:
@@ -98,9 +119,7 @@ class HigherOrder(Kernel):
 
     def check(self, query: Tensor, key: Tensor) -> None:
         size, heads = query.shape[-1], query.shape[-3] if query.dim() > 2 else 1
-        for one in self.mix if isinstance(self.mix, tuple) else (self.mix,):
-            if one is None:
-                continue
+        for one in self._matrices:
             if one.shape[-2:] != (size, size):
                 raise InvalidArgument(f"HigherOrder: mix has shape {tuple(one.shape)}; expected (..., {size}, {size})")
             if one.dim() == 3 and one.shape[0] not in (1, heads):
@@ -108,19 +127,31 @@ class HigherOrder(Kernel):
 
     def move(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         orders = self._orders
+        if self._apart:
+            return sum(self._moved(query, key, attend, own) for own in self.mix)  # type: ignore[union-attr,arg-type,return-value,misc]
         total = query.to(wide(key).dtype) if 2 in orders else None
         for n, kernel in enumerate(self.moves):
             query = attend(query, key, kernel=kernel)
             mix = self.mix[n] if isinstance(self.mix, tuple) else self.mix
-            query = query if mix is None else query @ mix.to(query.dtype)
+            query = query if mix is None else query @ mix.to(query.dtype)  # type: ignore[union-attr]
             if 2 * n + 4 in orders:
                 total = query if total is None else total + query
         assert total is not None
         return total
 
+    def _moved(self, query: Tensor, key: Tensor, attend: Callable[..., Tensor], own: tuple[Tensor, ...]) -> Tensor:
+        """q W_1 C W_2 C ... of one order."""
+        query = query.to(wide(key).dtype)
+        query = query @ own[0].to(query.dtype)
+        for mix in own[1:]:
+            query = attend(query, key, kernel=MOVE)
+            query = query @ mix.to(query.dtype)
+        return query
+
     @property
     def moves(self) -> tuple[Kernel, ...]:
-        return (MOVE,) * (max(self._orders) // 2 - 1)
+        counts = [order // 2 - 1 for order in self._orders]
+        return (MOVE,) * (sum(counts) if self._apart else max(counts))
 
     def with_scale(self, scale: float | None) -> Kernel:
         return self if scale is None else HigherOrder(self.kernel.with_scale(scale), self.order, self.mix)
@@ -143,3 +174,7 @@ class HigherOrder(Kernel):
 
     def __add__(self, other: Kernel) -> Kernel:
         raise InvalidArgument(f"{self!r} acts on the whole sequence; compose inside it, as in HigherOrder(a + b)")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(part) for part in value) if isinstance(value, list | tuple) else value
