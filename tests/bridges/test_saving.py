@@ -11,7 +11,19 @@ import torch
 
 from heedful import CorruptModel, Cosine, Gaussian, InvalidArgument, Kernel, Sigmoid, Softmax, Unsupported, _savable
 from heedful._savable import digest
-from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention, Primal
+from heedful.nn import (
+    Attention,
+    Block,
+    Encoder,
+    GramCoefficients,
+    InvariantCoefficients,
+    Knowledge,
+    KnowledgeAttention,
+    PairAttention,
+    Pairs,
+    Positions,
+    Primal,
+)
 from listed import KERNELS
 
 MODULES = {
@@ -20,11 +32,22 @@ MODULES = {
     "attention-learned": lambda: Attention(12, 3, kernel=Gaussian(torch.nn.Parameter(torch.rand(3) + 1)) * Softmax()),
     "attention-buffer": lambda: Attention(12, 3, kernel=Gaussian(torch.rand(3) + 1), dtype=torch.bfloat16),
     "knowledge": lambda: KnowledgeAttention(12, 2, knowledge=3, readout="x|z", value="mlp", hidden=5),
+    "knowledge-heads": lambda: KnowledgeAttention(
+        12, 2, knowledge=3, own_knowledge=True, coordinates="knowledge", weight=True, readout="x|z", outputs=4, out_dim=5,
+        kernel=[Softmax(torch.nn.Parameter(torch.ones(()))), Gaussian(2.0)], knowledge_kernel=Sigmoid(bias=-2.0), value_dim=7,
+    ),
     "pair": lambda: PairAttention(12, 5, arity=3),
+    "pair-heads": lambda: PairAttention(12, 5, 2, readout="x|z", value="mlp", out_dim=4, activation="tanh"),
+    "invariant": lambda: InvariantCoefficients(units=3, depth=2, out_channels=2, out_scalars=1),
+    "gram": lambda: GramCoefficients(5, outputs=2, use=("xx",), scale=0.5),
+    "positions": lambda: Positions(12, "learned", max_len=9),
+    "encoder-knowledge": lambda: Encoder(
+        12, 2, [Knowledge(knowledge=3, kernel=[Softmax(), Gaussian(torch.nn.Parameter(torch.ones(1)))]), Pairs(4)], hidden=0
+    ),
     "pair-softmax": lambda: PairAttention(12, 5, form="softmax"),
     "block": lambda: Block(12, 3, 20, norm="rms", activation="silu", norm_first=False),
     "encoder": lambda: Encoder(12, 3, [Softmax(), Gaussian(torch.nn.Parameter(torch.ones(3)))], num_kv_heads=1),
-}
+}  # fmt: skip
 
 
 def output(module, x):
