@@ -4,8 +4,7 @@ The task of Satorras et al. 2021 (*E(n) Equivariant Graph Neural Networks*, tabl
 particles the positions 1000 steps later, mean squared error on 2000 test samples (`bodies.py`: the simulator, its constants, the rivals).
 Trained on 300, 1000 and 3000 samples (3000 is the published size), by AdamW in batches of 100 on a cosine schedule, for 2,500, 4,000 and
 6,000 steps; the checkpoint is the best of 80 on 2000 validation samples, as is the learning rate of each model at each size, of 1e-3 and
-3e-3. Three seeds, each with training samples of its own, the first with
-the published ones. Every model gives the displacement from the present position, sees
+3e-3. Three seeds, each with training samples of its own. Every model gives the displacement from the present position, sees
 positions about their centre or differences of them, and gets the same steps; the Transformer sees every sample of every batch turned by a
 random orthogonal matrix. The controls know no forces: "linear" is x + t v with t fitted to the training samples, "still" is x.
 
