@@ -270,7 +270,10 @@ def made_up(ours=None, egnn=0.008, transformer=0.03, wanted=2):
         "errors": {name: {"100": [0.09], "3000": [0.9 * error, 1.1 * error]} for name, error in errors.items()},
         "rates": {name: {"100": 1e-3, "3000": 3e-4} for name in models},
         "deviation": dict.fromkeys(models, 1e-14),
-        "fits": [{}, {}],
+        "fits": [
+            {"model": name, "size": 3000, "rate": 3e-4, "best_step": 19_750 if "Transformer" in name else 4_000}
+            for name in ("EGNN", "augmented Transformer")
+        ],
         "wanted": wanted,
     }
 
@@ -292,6 +295,12 @@ def test_tables_say_what_was_measured(result, verdicts):
     assert ["linear", "0.0900 (0.0900-0.0900)", "0.0820 (0.0738-0.0902)", "0.0819"] in list(map(list, table.rows))
     shown = text(recipe, result)
     assert "EGNN here has 1.13 times the published error" in shown
+    assert (
+        "Still learning at its last steps in every seed, so that its figure is an upper bound: augmented Transformer."
+        in shown
+    )
+    ours = result["errors"].get(recipe.OURS, {}).get("3000", [0.0])
+    assert ("with 3000 samples EGNN" in shown) == (sum(ours) / 2 > 0.008)
     assert "Incomplete" not in shown
 
 
