@@ -3,7 +3,7 @@
 Charges $q_i = \\pm 1$ at $x_i$ push and pull one another by $F_i = \\sum_{j \\ne i} q_i q_j (x_i - x_j) / |x_i - x_j|^3$. That is a combination of
 positions with coefficients that depend on distances and charges alone: $F = A X$ with $A_{ij} = -q_i q_j / |x_i - x_j|^3$, the form of Prop. 3.2 of
 Ma & Ying (2023). `heedful.nn.InvariantCoefficients` is trained on positions, charges and forces of three particles in space, and then asked for
-the coefficients it uses. Nobody told it what a distance is.
+the coefficients it uses. It is given no distances.
 
 Left: its coefficients of particle j in the force on i, for pairs it has never seen, beside the law. Right: the error of forces on new
 samples that are turned and mirrored, and on samples of five particles, with the same weights.
