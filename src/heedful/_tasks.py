@@ -15,7 +15,8 @@ from heedful._errors import InvalidArgument
 class Task:
     """One kind of data: its package, the endings of its files, its `read(file, split)`, its estimators, the first by default.
 
-    `holds` says what its files hold, for the help of the command line. What `read` gives has `X`, `y` (None where the file has no labels) and a `repr` that says what it is.
+    `holds` says what its files hold, for the help of the command line. What `read` gives has `X`, `y` (None where the file has no labels), a length, the number of
+    cases, and a `repr` that says what it is.
     """
 
     name: str

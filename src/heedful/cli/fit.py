@@ -120,9 +120,10 @@ def predict(
         answers = model.predict(data.X) if shares is None else model.classes_[shares.argmax(1)]
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
-    rows.writerow(["case", "prediction", *(map(str, model.classes_) if proba else ())])
-    for at, answer in enumerate(answers.tolist()):
-        rows.writerow([at, answer, *(f"{part:.6g}" for part in (shares[at].tolist() if proba else ()))])
+    head, lines = _lines(answers, getattr(model, "per_point_", False))
+    rows.writerow([*head, *(map(str, model.classes_) if proba else ())])
+    for at, line in enumerate(lines):
+        rows.writerow([*line, *(f"{part:.6g}" for part in (shares[at].tolist() if proba else ()))])
     if out is None:
         typer.echo(table.getvalue(), nl=False)
     else:
@@ -132,13 +133,28 @@ def predict(
         typer.echo(f"{model.metric} {_quality(model, data, answers):.4f} on {len(answers)} labelled cases", err=True)
 
 
+def _lines(answers: Any, per_point: bool) -> tuple[list[str], list[list[Any]]]:
+    """A table of answers: a row for each case, or for each point of it, and a column for each number."""
+    parts = [([at], answer) for at, answer in enumerate(answers)]
+    if per_point:
+        parts = [([*at, point], answer) for at, case in parts for point, answer in enumerate(case)]
+    values = [answer.tolist() for _, answer in parts]
+    columns = ["prediction"]
+    if isinstance(values[0], list):
+        columns = [f"prediction {number}" for number in range(1, 1 + len(values[0]))]
+    lines = [
+        [*at, *(value if isinstance(value, list) else [value])] for (at, _), value in zip(parts, values, strict=True)
+    ]
+    return ["case", *(["point"] if per_point else []), *columns], lines
+
+
 def score(folder: Folder, file: File, task: TaskName = None, device: Device = "auto", as_json: AsJson = False) -> None:
     """Computes the metric of a model, such as accuracy, on the labelled cases of a file."""
     model, kind = _opened(folder, file, task, device)
     data = _labelled(kind, file, "test")
     with _warnings_in_a_line():
         value = _quality(model, data)
-    outcome = {"data": repr(data), "cases": len(data.y), model.metric: value}
+    outcome = {"data": repr(data), "cases": len(data), model.metric: value}
     echo(outcome, as_json, lambda _: f"{data!r}\n{model.metric} {value:.4f}")
 
 
@@ -238,8 +254,12 @@ def _opened(folder: Path, file: Path, task: str | None, device: str) -> tuple[An
     from heedful.bridges.estimator import Estimator
 
     model = Estimator.from_pretrained(folder)
-    if type(model).__name__ not in kind.estimators:
-        raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which does not read {file.suffix} files")
+    name = type(model).__name__
+    if task is None:
+        # Of packages that read one ending, the one that the model is of.
+        kind = next((one for one in TASKS.values() if name in one.estimators and file.suffix in one.endings), kind)
+    if name not in kind.estimators:
+        raise InvalidArgument(f"{folder} holds a {name}, which does not read {file.suffix} files")
     return model.set_params(device=device), kind
 
 

@@ -109,12 +109,17 @@ class Points(Estimator):
         if frames is not None:
             frames = frames.ordered(getattr(self, "feature_names_in_", None))
         cases = read_cases(X if frames is None else frames.tables)
-        if (cases is None) != self.is_table_ and getattr(X, "ndim", 2) == 2 and not isinstance(X, list | tuple):
-            want = "a table (cases, columns)" if self.is_table_ else "sets of points (cases, points, columns)"
-            hint = "" if self.is_table_ else "; one case (points, columns) is given in a list, [X]"
-            raise InvalidArgument(f"X has two axes, and {type(self).__name__} was fitted on {want}{hint}")
+        if cases is not None and self.is_table_:
+            raise InvalidArgument(
+                f"X holds sets of points, and {type(self).__name__} was fitted on a table (cases, columns)"
+            )
         if cases is None:
             values = validated(self, X, reset=False, features=self.is_table_)
+            if not self.is_table_:
+                raise InvalidArgument(
+                    f"X is a table (rows, columns), and {type(self).__name__} was fitted on sets of points (cases, points, columns); one case "
+                    "(points, columns) is given in a list, [X]"
+                )
             cases = Cases(values[:, None], np.ones(len(values), dtype=int))
         if cases.values.shape[2] != self.n_features_in_:
             raise InvalidArgument(

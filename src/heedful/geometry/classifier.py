@@ -66,7 +66,7 @@ class EquivariantClassifier(Points, Classifier):
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(80, 5, 3)); X[40:] /= np.linalg.norm(X[40:], axis=-1, keepdims=True)
     >>> y = np.repeat(["cloud", "sphere"], 40)
-    >>> model = EquivariantClassifier(layers=2, width=16, lr=0.01, epochs=15, random_state=0).fit(X, y)
+    >>> model = EquivariantClassifier(layers=2, width=16, epochs=15, random_state=0).fit(X, y)
     >>> model.predict_proba(X[:3]).shape, model.score(X, y) > 0.8
     ((3, 2), True)
     """
@@ -90,7 +90,7 @@ class EquivariantClassifier(Points, Classifier):
         depth: int = 1,
         epochs: int = 100,
         batch_size: int | str = "auto",
-        lr: float = 3e-3,
+        lr: float = 1e-2,
         schedule: str = "cosine",
         validation_fraction: float | None = 0.2,
         patience: int | None = 20,

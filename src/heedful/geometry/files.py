@@ -140,13 +140,19 @@ def _of_table(file: Path) -> PointData:
         raise InvalidArgument(
             f"{file} has no column {CASE!r}, which says of which case a point is; it has {', '.join(map(str, table.columns[:8]))}"
         )
+    if table[CASE].isna().any():
+        raise InvalidArgument(f"{file} has rows without a case; fill the column in, or drop them")
     targets = [column for column in table.columns if str(column).startswith(TARGET)]
     X = table.drop(columns=targets)
     if not targets:
         return PointData(X, None, file.stem)
-    grouped = table.groupby(CASE, sort=False, dropna=False)[targets]
-    # One column is a number without an axis.
-    chosen = targets[0] if len(targets) == 1 else targets
-    if (grouped.nunique(dropna=False) <= 1).all(axis=None):
-        return PointData(X, grouped.first()[chosen].to_numpy(), file.stem)
-    return PointData(X, table[chosen].to_numpy(), file.stem)
+    empty = table[targets].isna().any(axis=1)
+    if empty.any():
+        raise InvalidArgument(
+            f"{file} has rows without {' or '.join(map(str, targets))}, as that of case {table[CASE][empty].iloc[0]!r}"
+        )
+    grouped = table.groupby(CASE, sort=False)[targets]
+    whole = (grouped.nunique() == 1).all(axis=None)
+    # One column is an answer without an axis.
+    y = (grouped.first() if whole else table)[targets[0] if len(targets) == 1 else targets].to_numpy()
+    return PointData(X, y.astype(str) if y.dtype == object else y, file.stem)

@@ -78,7 +78,7 @@ class EquivariantRegressor(Points, Regressor):
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(200, 4, 3))
     >>> y = np.square(X - X.mean(1, keepdims=True)).sum((1, 2))  # how far four points lie apart
-    >>> model = EquivariantRegressor(translation="invariant", layers=2, width=16, lr=0.01, epochs=12, random_state=0).fit(X, y)
+    >>> model = EquivariantRegressor(translation="invariant", layers=2, width=16, epochs=12, random_state=0).fit(X, y)
     >>> turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     >>> bool(np.allclose(model.predict(X @ turn + 5.0), model.predict(X), rtol=1e-4)), model.score(X, y) > 0.8
     (True, True)
@@ -103,7 +103,7 @@ class EquivariantRegressor(Points, Regressor):
         depth: int = 1,
         epochs: int = 100,
         batch_size: int | str = "auto",
-        lr: float = 3e-3,
+        lr: float = 1e-2,
         schedule: str = "cosine",
         validation_fraction: float | None = 0.2,
         patience: int | None = 20,
