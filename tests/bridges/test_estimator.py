@@ -30,6 +30,33 @@ def test_a_regressor_learns_numbers_in_their_own_units(tmp_path):
         model.fit(X, y, np.ones(3))
 
 
+class Several(Numbers):
+    """A network with an output for each column of y."""
+
+    def _network(self):
+        return self._layers(len(self.target_mean_))
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def test_a_regressor_learns_several_numbers_that_weigh_alike(tmp_path):
+    X, y = table()
+    both = np.stack((y, 1e6 * X[:, 2]), axis=1)
+    model = Several(epochs=120).fit(X, both)
+    unseen, wanted = table(seed=1)
+    predicted = model.predict(unseen)
+    assert predicted.shape == (120, 2)
+    assert model.score(unseen, np.stack((wanted, 1e6 * unseen[:, 2]), axis=1)) > 0.8
+    _, held = hold_out(len(X), 0.2, 0)
+    errors = np.abs(model.predict(X[held]) - both[held]) / model.target_scale_
+    assert np.square(errors).mean() == pytest.approx(model.training_.measured["loss"], rel=1e-4)
+    model.save_pretrained(tmp_path)
+    np.testing.assert_array_equal(Several.from_pretrained(tmp_path).predict(unseen), predicted)
+
+
 def test_weights_of_zero_leave_cases_out_of_a_regressor_too():
     X, y = table()
     kept = np.arange(120) % 3 > 0

@@ -72,7 +72,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     """An estimator whose network gives a number for each case, `(cases,)`, or several, `(cases, outputs)`.
 
     The network learns the standardised target by squared errors; `target_mean_` and `target_scale_` bring it back. Each output has
-    its own, and they weigh alike.
+    its own, and they weigh alike; `multi_output` among scikit-learn's tags says that there may be several.
     """
 
     metric: ClassVar[str] = "r2"

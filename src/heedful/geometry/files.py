@@ -133,7 +133,7 @@ def _of_table(file: Path) -> PointData:
     try:
         table = pandas.read_csv(file) if file.suffix == ".csv" else pandas.read_parquet(file)
     except ImportError:
-        raise MissingExtra("pyarrow", "tables") from None
+        raise InvalidArgument(f"pandas needs pyarrow to read {file}; pip install pyarrow, or save it as .csv") from None
     except (OSError, ValueError, pandas.errors.ParserError) as error:
         raise InvalidArgument(f"{file} cannot be read: {' '.join(str(error).split())}") from None
     if CASE not in table.columns:
