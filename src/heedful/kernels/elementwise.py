@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -103,6 +105,10 @@ class Exponential(_Affine):
     @property
     def traits(self) -> Traits:
         return Traits(exponential=True, nonnegative=True, invariant=True)
+
+    def activation(self, score: Tensor) -> Tensor:
+        # Finite, so that a row far away spoils no gradient of the others (0 x inf = NaN).
+        return score.clamp_max(math.log(torch.finfo(score.dtype).max) - 1).exp()
 
     def fold(self, query: Tensor, key: Tensor) -> Folded | None:
         # The bias is the same for every key of a row, which `Folded` leaves out.

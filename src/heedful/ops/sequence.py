@@ -24,11 +24,19 @@ def of_pairs(call: Request) -> Request:
 
 
 def shielded(call: Request) -> tuple[Request, Tensor | None]:
-    """`shield`, and NaN also for rows that see a token whose own row, and so its degree, is NaN."""
+    """`shield`, and NaN also for rows that see a token whose own row, and so its degree, is NaN or too large for a float."""
     request, poison = shield(call)
-    if poison is not None and call.mask is not None and call.kernel.balances:
-        poison = poison.masked_fill(call.mask.reach(poison[..., 0].isnan(), call.shape)[..., None], torch.nan)
-    return request, poison
+    if poison is None or call.mask is None or not call.kernel.balances:
+        return request, poison
+    # Finite garbage whose own row overflows would reach, through its degree, rows from which it is hidden.
+    limit = torch.finfo(wide(call.key.dtype)).max ** 0.25
+    far_query, far_key = ((x.detach().abs() >= limit).any(dim=-1, keepdim=True) for x in (request.query, request.key))
+    far = far_query | request.per_head(far_key)
+    request = request._replace(
+        query=request.query.masked_fill(far_query, 0.0), key=request.key.masked_fill(far_key, 0.0)
+    )
+    poisoned = poison[..., 0].isnan() | far[..., 0]
+    return request, poison.masked_fill((poisoned | call.mask.reach(poisoned, call.shape))[..., None], torch.nan)
 
 
 def moved(request: Request, run: Callable[[Request], Tensor]) -> tuple[Request, Balance | None]:
