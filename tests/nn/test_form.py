@@ -462,7 +462,7 @@ def test_every_head_has_its_own_kernel_and_knowledge(coordinates):
         one.load_state_dict(state)
         wanted = wanted + one(x, z[:, h])
     torch.testing.assert_close(layer(x, z), wanted, rtol=1e-10, atol=1e-10)
-    with pytest.raises(InvalidArgument, match="2 heads"):
+    with pytest.raises(InvalidArgument, match="for each head"):
         layer(x, z[:, :2])
 
 

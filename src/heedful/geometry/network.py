@@ -79,7 +79,7 @@ class EquivariantNetwork(Module):
         self.layers, self.channels, self.width, self.units, self.depth = layers, channels, width, units, depth
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         channels = channels if vectors else 0
-        self.places = None if permutation else nn.Parameter(torch.randn(max_points, width, **place))  # type: ignore[call-overload]
+        self.places = None if permutation else nn.Parameter(torch.randn(max_points or 0, width, **place))
         self.lift = nn.Linear(vectors, channels, bias=False, **place) if vectors else None
         self.embedding = nn.Linear(scalars + 1, width, **place)
         sizes: dict[str, Any] = {"units": units, "depth": depth, "hidden": 2 * width, "out_scalars": width}
@@ -90,7 +90,7 @@ class EquivariantNetwork(Module):
             for _ in range(layers)
         )
         self.perpendicular = nn.ModuleList(
-            nn.Linear(channels, dim - 1, bias=False, **place) for _ in range(layers if more else 0)
+            nn.Linear(channels, max(dim - 1, 1), bias=False, **place) for _ in range(layers if more else 0)
         )
         count = outputs * channels if output == "vector" else outputs
         self.head = nn.Sequential(nn.Linear(width, 2 * width, **place), nn.SiLU(), nn.Linear(2 * width, count, **place))
@@ -122,7 +122,10 @@ class EquivariantNetwork(Module):
         for at, layer in enumerate(self.coefficients):
             _, unit = self._sized(x, there)
             if len(self.perpendicular):
-                unit = torch.cat((unit, perpendicular(self.perpendicular[at](unit.mT).mT)[:, :, None]), dim=2)
+                others = self.perpendicular[at](unit.mT).mT[:, :, : self.dim - 1]
+                # A product of vectors that are nearly parallel at first; without its size it would be too small to learn from.
+                _, across = self._sized(perpendicular(others)[:, :, None], there, 1e-4)
+                unit = torch.cat((unit, across), dim=2)
             out = layer(unit, scalars=self.norms[at](s), key_padding_mask=padding)
             x, s = x + out.vectors, s + out.scalars
         answer = self.head(self.norms[-1](s))
@@ -147,11 +150,11 @@ class EquivariantNetwork(Module):
         if self.places is not None and vectors.shape[1] > len(self.places):
             raise InvalidArgument(f"there are places for max_points={self.max_points}; got {vectors.shape[1]} points")
 
-    def _sized(self, x: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    def _sized(self, x: Tensor, there: Tensor, least: float = 1e-12) -> tuple[Tensor, Tensor]:
         """The root mean square of all vectors of a case, `[B, 1, 1]`, and the vectors divided by it."""
         if not x.shape[2]:
             return x.new_ones(x.shape[0], 1, 1), x
-        size = (_mean(x.square().mean(dim=(-2, -1))[..., None], there) + 1e-12).sqrt()[:, :, None]  # [B, 1, 1]
+        size = (_mean(x.square().mean(dim=(-2, -1))[..., None], there) + least).sqrt()[:, :, None]  # [B, 1, 1]
         return size, x / size[..., None]
 
 

@@ -215,14 +215,20 @@ class Kernel(Savable):
 
     def __mul__(self, other: Kernel | Parameter) -> Kernel:
         from heedful.kernels._algebra import Product, Scaled
+        from heedful.kernels.heads import PerHead
 
+        if isinstance(other, PerHead):
+            return PerHead(tuple([self * one for one in other.kernels]))
         return Product(self, other) if isinstance(other, Kernel) else Scaled(self, other)
 
     __rmul__ = __mul__
 
     def __add__(self, other: Kernel) -> Kernel:
         from heedful.kernels._algebra import Sum
+        from heedful.kernels.heads import PerHead
 
+        if isinstance(other, PerHead):
+            return PerHead(tuple([self + one for one in other.kernels]))
         return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
 
     def __radd__(self, other: int) -> Kernel:
@@ -360,6 +366,8 @@ def minus_squared_distance(query: Tensor, key: Tensor, factor: Parameter) -> Ten
 
 def check_parameter(owner: Kernel, name: str, *, positive: bool = False, optional: bool = False) -> None:
     """Refuses what is neither a finite number nor a floating tensor with at most one axis, or is not positive."""
+    if torch.compiler.is_compiling():
+        return  # it was checked when it was made; a number that varies from graph to graph cannot be looked at
     value = getattr(owner, name)
     if value is None and optional:
         return

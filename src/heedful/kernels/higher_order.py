@@ -76,6 +76,8 @@ class HigherOrder(Kernel):
                 f"got {_brief(self.mix)}"
             )
         if self._apart:
+            if not all(isinstance(one, tuple) for one in self.mix):  # type: ignore[union-attr]
+                raise InvalidArgument("HigherOrder: mix must be matrices, or a tuple of them for each order; got both")
             if [len(one) for one in self.mix] != [order // 2 for order in self._orders]:  # type: ignore[union-attr]
                 raise InvalidArgument(
                     f"HigherOrder: mix with matrices for each order has order / 2 of them: {[o // 2 for o in self._orders]} for "

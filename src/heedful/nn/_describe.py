@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
 from heedful._savable import coded, decode, encode
-from heedful.kernels import Cosine, FeatureMap, Kernel, Polynomial, Softmax
+from heedful.kernels import Cosine, FeatureMap, Kernel, Polynomial, Softmax, as_kernel
 from heedful.nn._module import Activation
 from heedful.nn._values import Value
 from heedful.ops.primal import TrackLoss
@@ -129,7 +129,13 @@ class Knowledge(Description):
     value: Value = "linear"
     head_dim: int | None = None
     value_dim: int | None = None
+    hidden: int | None = None
     activation: Activation = "gelu"
+
+    def __post_init__(self) -> None:
+        for name in ("kernel", "knowledge_kernel"):
+            if isinstance(getattr(self, name), list | tuple):
+                object.__setattr__(self, name, as_kernel(getattr(self, name)))
 
 
 @coded("pairs")
@@ -155,8 +161,8 @@ class Pairs(Description):
 
 
 LayerName = Literal["softmax", "linear", "primal", "none"]
-Layer = Kernel | Description | LayerName
-"""What may stand for a layer: a kernel, a layer as data, or a name."""
+Layer = Kernel | Sequence[Kernel] | Description | LayerName
+"""What may stand for a layer: a kernel, a list with one for each head, a layer as data, or a name."""
 
 _NAMED: dict[str, Kernel | Primal] = {"softmax": Softmax(), "linear": FeatureMap("elu"), "primal": Primal()}
 
@@ -165,10 +171,12 @@ def find_layer(layer: Any) -> Kernel | Description | Literal["none"]:
     """A layer by its name, or as it is."""
     if isinstance(layer, Kernel | Description):
         return layer
+    if isinstance(layer, list | tuple):
+        return as_kernel(layer)
     if layer == "none":
         return "none"
     if isinstance(layer, str) and layer in _NAMED:
         return _NAMED[layer]
     raise InvalidArgument(
-        f"a layer is a kernel such as Softmax(), a Primal(), Knowledge() or Pairs(), or one of 'softmax', 'linear', 'primal', 'none'; got {layer!r:.100}"
+        f"a layer is a kernel such as Softmax(), a list with one for each head, a Primal(), Knowledge() or Pairs(), or one of 'softmax', 'linear', 'primal', 'none'; got {layer!r:.100}"
     )

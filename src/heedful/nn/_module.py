@@ -152,19 +152,23 @@ def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int | None = None)
         )
 
 
-def check_knowledge(z: Tensor | None, x: Tensor, count: int | None = None) -> Tensor:
+def check_knowledge(z: Tensor | None, x: Tensor, count: int | None = None, heads: int | None = None) -> Tensor:
     """Knowledge `(k, d)`, `(B, k, d)` or `(B, heads, k, d)` for tokens x `(B, n, d)`, checked; k = `count` where it is known."""
     batch, width, k = x.shape[0], x.shape[-1], "k" if count is None else count
-    right = (
-        isinstance(z, Tensor)
-        and z.dim() in (2, 3, 4)
-        and z.shape[-1] == width
-        and z.shape[-2] == (count or z.shape[-2])
-    )
-    if not right or (z.dim() > 2 and z.shape[0] not in (1, batch)):  # type: ignore[union-attr]
+    axes = (2, 3) if heads is None else (2, 3, 4)
+    if (
+        not isinstance(z, Tensor)
+        or z.dim() not in axes
+        or z.shape[-1] != width
+        or (count is not None and z.shape[-2] != count)
+        or (z.dim() > 2 and z.shape[0] not in (1, batch))
+        or (z.dim() == 4 and z.shape[1] not in (1, heads))
+    ):
         got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
-        raise InvalidArgument(f"z must have shape ({k}, {width}) or ({batch}, {k}, {width}); got {got}")
-    assert z is not None
+        each = "" if heads is None else f", or for each head ({batch}, {heads}, {k}, {width})"
+        raise InvalidArgument(f"z must have shape ({k}, {width}) or ({batch}, {k}, {width}){each}; got {got}")
+    if z.dtype != x.dtype:
+        raise InvalidArgument(f"z must have the dtype of x, {x.dtype}; got {z.dtype}")
     return z
 
 

@@ -12,7 +12,7 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
 from heedful.nn._describe import Description, Knowledge, Layer, Pairs, Primal, find_layer
-from heedful.nn._module import ACTIVATIONS, Activation, Module, check_heads
+from heedful.nn._module import ACTIVATIONS, Activation, Module, check_heads, check_input, check_knowledge
 from heedful.nn.attention import Attention
 from heedful.nn.knowledge import KnowledgeAttention
 from heedful.nn.pair import PairAttention
@@ -115,9 +115,9 @@ class Block(Module):
     def reads_knowledge(self) -> bool:
         """Whether z, given to `forward`, is read here."""
         layer = self.self_attn
-        return isinstance(layer, KnowledgeAttention) or (
-            isinstance(layer, PairAttention) and layer.knowledge == "given"
-        )
+        if isinstance(layer, KnowledgeAttention):
+            return layer.readout != "x" or layer.coordinates == "knowledge"
+        return isinstance(layer, PairAttention) and layer.knowledge == "given"
 
     def resize_(self, max_len: int) -> Self:
         """Changes `max_len`: see `PrimalAttention.resize_`. Layers whose parameters know no length stay as they are."""
@@ -162,6 +162,11 @@ class Block(Module):
         z_padding_mask: Tensor | None = None,
     ) -> Tensor | Evolved:
         """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`. With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge."""
+        if z is None and z_padding_mask is not None:
+            raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, but no z was given")
+        if z is not None:
+            check_input("x", x, self.embed_dim)
+            check_knowledge(z, x)
         if self.norm1 is not None:
             first = self.norm1 if self.norm_first else nn.Identity()
             known = None if z is None or not self.reads_knowledge else first(z)

@@ -109,6 +109,8 @@ class Encoder(Module):
 
         With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge behind all layers.
         """
+        if z is None and z_padding_mask is not None:
+            raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, but no z was given")
         if z is not None and not any(layer.reads_knowledge for layer in self.layers):
             raise InvalidArgument("no layer of this encoder reads z; give kernels=[Knowledge(...)] or leave z out")
         for layer in self.layers:

@@ -24,6 +24,7 @@ from heedful.nn._module import (
     layer_mask,
     learned,
 )
+from heedful.ops import IMPLEMENTATIONS
 
 Activation = Literal["silu", "relu", "tanh"]
 Blocks = tuple[Literal["xx", "xz", "zz"], ...]
@@ -94,6 +95,7 @@ class InvariantCoefficients(Module):
         check_whole(0, channels=channels, scalars=scalars, out_scalars=out_scalars, knowledge=knowledge)
         check_whole(0, optional=True, out_channels=out_channels)
         check_choice(Activation, activation=activation)
+        check_choice(("auto", *IMPLEMENTATIONS), impl=impl)
         self.channels, self.scalars, self.units, self.depth, self.hidden = channels, scalars, units, depth, hidden
         self.out_channels = channels if out_channels is None else out_channels
         self.out_scalars, self.knowledge, self.activation, self.impl = out_scalars, knowledge, activation, impl
@@ -130,6 +132,7 @@ class InvariantCoefficients(Module):
         Scalars are `(B, n, scalars)` and `(B, k, scalars)`. Masks are True = ignore; `z_padding_mask` is `(B, k)`.
         """
         rows = self._rows(x, z, scalars, z_scalars, key_padding_mask, z_padding_mask, attn_mask, is_causal)
+        rows, poison = self._finite(rows)
         query, key, said = self._coordinates(rows)
         value = torch.cat((_mixed(self.value_mix, rows.vectors), said), dim=-1)  # [B, U, n + k, d + 2]
         if self.depth == 1:
@@ -138,6 +141,8 @@ class InvariantCoefficients(Module):
             heads = self._pairs(query, key, rows) @ value
         own, gate, out = self._own(rows, heads[..., -2:])
         vectors = own @ rows.tokens + self.mix @ (gate * heads[..., :-2]).transpose(1, 2)  # [B, n, out_channels, d]
+        if poison is not None:
+            vectors, out = vectors + poison, out + poison[..., 0]
         return VectorsAndScalars(vectors[:, :, 0] if x.dim() == 3 and self.out_channels == 1 else vectors, out)
 
     def coefficients(
@@ -154,6 +159,7 @@ class InvariantCoefficients(Module):
     ) -> Coefficients:
         """A `[B, out_channels, channels, n, n]` and B `[B, out_channels, channels, n, k]` of the same call, written out."""
         rows = self._rows(x, z, scalars, z_scalars, key_padding_mask, z_padding_mask, attn_mask, is_causal)
+        rows, poison = self._finite(rows)
         query, key, said = self._coordinates(rows)
         if self.depth == 1:
             units = attend.coefficients(query, key, rows.mask, kernel=self._kernel)
@@ -163,6 +169,7 @@ class InvariantCoefficients(Module):
         joint = torch.einsum("ou,uc,buij->bocij", self.mix, self.value_mix, units * gate)
         n = rows.tokens.shape[1]
         joint[..., range(n), range(n)] += own.permute(0, 2, 3, 1)
+        joint = joint if poison is None else joint + poison[:, None, None, :, 0]
         return Coefficients(joint[..., :n], joint[..., n:] if z is not None else None)
 
     @property
@@ -184,11 +191,17 @@ class InvariantCoefficients(Module):
         tokens = self._vectors("x", x)
         batch, n, _, d = tokens.shape
         mask = layer_mask(batch, 1, n, n, attn_mask, padding, is_causal)
+        if padding is not None and padding.dtype != torch.bool:
+            raise InvalidArgument(f"key_padding_mask must be boolean (True = ignore); got {padding.dtype}")
+        if self.depth > 1 and mask is not None and (mask.bias is not None or mask.factors is not None):
+            raise InvalidArgument("depth > 1 has no score to add to; give boolean masks (True = ignore)")
         tokens, numbers = self._hidden(tokens, self._numbers("scalars", scalars, tokens), padding)
         if z is None:
             if self.knowledge or z_scalars is not None or z_padding is not None:
                 raise InvalidArgument("give z: this call, or knowledge=k of this layer, is about it")
             return _Rows(tokens, tokens, self._invariants(tokens, numbers), mask)
+        if not isinstance(z, Tensor):
+            raise InvalidArgument(f"z must be a tensor; got {type(z).__name__}")
         known = self._vectors("z", z[None] if z.dim() == (2 if x.dim() == 3 else 3) else z)
         known = known.expand(batch, *known.shape[1:]) if known.shape[0] == 1 else known
         if known.shape[0] != batch or known.shape[3] != d or (self.knowledge and known.shape[1] != self.knowledge):
@@ -246,6 +259,20 @@ class InvariantCoefficients(Module):
         key = torch.cat((_mixed(self.key_mix, rows.vectors), torch.ones_like(tells), tells), dim=-1)
         return query, key, torch.cat((torch.ones_like(says), says), dim=-1)
 
+    def _finite(self, rows: _Rows) -> tuple[_Rows, Tensor | None]:
+        """Rows without numbers that are not finite, or whose products would not be, and NaN to be added for those who see such."""
+        if rows.mask is None:
+            return rows, None
+        limit = torch.finfo(rows.invariants.dtype).max ** 0.5
+        bad = ~(
+            (rows.invariants.detach().abs() < limit).all(dim=-1) & rows.vectors.detach().isfinite().all(dim=(-2, -1))
+        )
+        n, shape = rows.tokens.shape[1], (len(bad), 1, rows.tokens.shape[1], rows.vectors.shape[1])
+        poisoned = rows.mask.reach(bad[:, None], shape).expand(shape[:-1])[:, 0, :, None, None]
+        vectors = rows.vectors.masked_fill(bad[..., None, None], 0.0)
+        clean = _Rows(vectors[:, :n], vectors, rows.invariants.masked_fill(bad[..., None], 0.0), rows.mask)
+        return clean, torch.zeros_like(poisoned, dtype=vectors.dtype).masked_fill(poisoned, torch.nan)
+
     def _pairs(self, query: Tensor, key: Tensor, rows: _Rows) -> Tensor:
         """The coefficients of a deeper network `[B, U, n, n + k]`."""
         activation = ACTIVATIONS[self.activation]
@@ -287,7 +314,7 @@ def _mixed(mix: Tensor, vectors: Tensor) -> Tensor:
 class GramCoefficients(Module):
     r"""$f(X, Z) = A X + B Z$ with A and B any functions of the Gram matrices, for a fixed number of rows (Ma & Ying 2023, eq. 3.1).
 
-    $$[A\; B] = g(XX^	op, XZ^	op, ZZ^	op) \in \mathbb{R}^{m 	imes (n + k)}$$
+    $$[A\; B] = g(XX^\top, XZ^\top, ZZ^\top) \in \mathbb{R}^{m \times (n + k)}$$
 
     with g a network of `layers` hidden layers of `hidden` units, so that f is equivariant under every orthogonal matrix and otherwise
     free: from n = `tokens` rows and k = `knowledge` vectors to m = `outputs` rows (as many as tokens by default), which need not be

@@ -12,7 +12,7 @@ from heedful import masks
 from heedful._attend import attend
 from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
-from heedful.kernels import Kernel, Softmax
+from heedful.kernels import Kernel, PerHead, Softmax
 from heedful.masks import Mask
 from heedful.nn._module import (
     Activation,
@@ -41,7 +41,7 @@ class KnowledgeAttention(ValueModule, KernelModule):
     | `"learned"` | W_Q x | W_K y; W_Q and W_K are knowledge that is only compared with (the paper's Z = [W_Q, W_K]) |
     | `"inputs"` | x | y; no parameters |
     | `"knowledge"` | Z x | Z y |
-    | `"knowledge"` with `weight` | W^T Z x | Z y of a token; of the l-th knowledge vector the l-th of k learned keys |
+    | `"knowledge"` with `weight` | W^T Z x; for B, Z x where it is apart (`"x|z"`) | Z y of a token; of the l-th knowledge vector the l-th of k learned keys |
 
     Knowledge Z is `knowledge` learned vectors, vectors given at call time (shared `(k, d)`, batched `(B, k, d)` or for each head
     `(B, heads, k, d)`), or both; with `own_knowledge` every head has learned vectors of its own. `weight=True` is
@@ -106,6 +106,9 @@ class KnowledgeAttention(ValueModule, KernelModule):
             raise InvalidArgument(
                 f"embed_dim must be a multiple of num_heads unless head_dim is given; got {embed_dim} and {num_heads}"
             )
+        # W, and learned queries, have a row for each vector: with none announced, none can be given.
+        counted = weight or (outputs is not None and coordinates == "knowledge")
+        given = 0 if given is None and counted and knowledge else given
         self.embed_dim, self.num_heads, self.knowledge, self.given = embed_dim, num_heads, knowledge, given
         self.own_knowledge, self.coordinates, self.weight = own_knowledge, coordinates, weight
         self.readout, self.outputs, self.residual = readout, outputs, residual
@@ -141,6 +144,12 @@ class KnowledgeAttention(ValueModule, KernelModule):
         """Refuses what contradicts itself."""
         if knowledge_kernel is not None and self.readout != "x|z":
             raise InvalidArgument(f"knowledge_kernel is for readout='x|z', which keeps B apart; got {self.readout!r}")
+        if self.readout != "x" and (
+            any(kernel.balances for kernel in _each(self.kernel))
+            and (knowledge_kernel is None or self.readout == "x+z")
+        ):
+            raise InvalidArgument("symmetric() takes as many keys as queries, which knowledge has not; give readout='x', "
+                                  "or readout='x|z' with a knowledge_kernel of another kind")  # fmt: skip
         if self.weight and self.coordinates != "knowledge":
             raise InvalidArgument(
                 f"weight=True is for coordinates='knowledge'; got {self.coordinates!r}"
@@ -274,7 +283,7 @@ class KnowledgeAttention(ValueModule, KernelModule):
             joint = masks.beside(mask, n, z_mask, vectors.shape[-2])
             return rows, [_Reading(query, key, slice(None), joint, self.kernel)]
         query, key = self._coordinates(tokens, tokens, vectors)
-        of_z, z_key = self._coordinates(tokens, vectors, vectors, apart=True)
+        of_z, z_key = self._coordinates(tokens, vectors, vectors, apart=True, query=query)
         if self.knowledge_keys is not None:
             z_key = self.knowledge_keys.expand(batch, -1, -1, -1)
         kernel = self.kernel if self.knowledge_kernel is None else self.knowledge_kernel
@@ -288,10 +297,12 @@ class KnowledgeAttention(ValueModule, KernelModule):
         batch = x.shape[0]
         parts = [] if self.vectors is None else [self.vectors if self.own_knowledge else self.vectors[None]]
         if z is not None:
-            z = check_knowledge(z, x, self.given)
+            if self.given == 0:
+                raise InvalidArgument(
+                    "this layer was made for learned vectors alone; say given=k to give z beside them"
+                )
+            z = check_knowledge(z, x, self.given, self.num_heads)
             z = z if z.dim() == 4 else z.unsqueeze(-3) if z.dim() == 3 else z[None, None]
-            if z.shape[1] not in (1, self.num_heads):
-                raise InvalidArgument(f"z has {z.shape[1]} heads; expected 1 or num_heads = {self.num_heads}")
             z = z.expand(batch, -1, -1, -1)
             check_padding(padding, batch, z.shape[-2])
             parts.append(z if padding is None else z.masked_fill(padding[:, None, :, None], 0.0))
@@ -310,15 +321,19 @@ class KnowledgeAttention(ValueModule, KernelModule):
         return torch.cat([part.expand(batch, heads, *part.shape[-2:]) for part in parts], dim=-2)
 
     def _coordinates(
-        self, tokens: Tensor, rows: Tensor, vectors: Tensor | None, apart: bool = False
+        self, tokens: Tensor, rows: Tensor, vectors: Tensor | None, apart: bool = False, query: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Queries of tokens `[B, H, n or outputs, p]` and keys of rows `[B, H, ..., p]`; those of B with `apart`."""
+        """Queries of tokens `[B, H, n or outputs, p]` and keys of rows `[B, H, ..., p]`; with `apart` those of B, of which A's `query` serves
+        where B has none of its own.
+        """
         batch, heads = tokens.shape[0], self.num_heads
         if self.key_rows is not None:
             ask, tell = self.query_rows, self.key_rows
             if apart and self.knowledge_key_rows is not None:
                 ask, tell = self.knowledge_query_rows, self.knowledge_key_rows
-            query, key = None if ask is None else tokens @ ask.mT, rows @ tell.mT
+            if query is None or ask is not self.query_rows:
+                query = None if ask is None else tokens @ ask.mT
+            key = rows @ tell.mT
         else:
             if self.coordinates == "knowledge" and vectors is not None:
                 tokens, rows = tokens @ vectors.mT, rows @ vectors.mT
@@ -334,6 +349,10 @@ class KnowledgeAttention(ValueModule, KernelModule):
             f"{self.embed_dim}, num_heads={self.num_heads}, knowledge={self.knowledge}, coordinates={self.coordinates!r}, "
             f"readout={self.readout!r}, value={self.value!r}"
         )
+
+
+def _each(kernel: Kernel) -> Sequence[Kernel]:
+    return kernel.kernels if isinstance(kernel, PerHead) else (kernel,)
 
 
 class _Reading(NamedTuple):

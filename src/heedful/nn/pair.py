@@ -115,13 +115,13 @@ class PairAttention(ValueModule):
     ) -> Tensor:
         """f(x, z): `(B, n, d)` -> `(B, n, out_dim)`; z `(size, d)` or `(B, size, d)` where knowledge is given; masks are True = ignore."""
         keep = self._keep(x, key_padding_mask, attn_mask, is_causal)
-        x = _without_hidden(x, keep)
+        clean, poison = _without_hidden(x, keep)
         vectors = self._vectors(x, z)
-        own, read = self._coefficients(x, vectors, keep)
-        heads = own @ self._values(x[:, None])
+        own, read = self._coefficients(clean, vectors, keep)
+        heads = own @ self._values(clean[:, None])
         if read is not None:
             heads = heads + read @ self._values(vectors)
-        return self._evolved(heads, x)
+        return self._evolved(heads + poison, x)
 
     def coefficients(
         self,
@@ -134,8 +134,9 @@ class PairAttention(ValueModule):
     ) -> Coefficients:
         """A `[B, heads, n, n]` and B `[B, heads, n, size]`; hidden pairs are zero and enter no sum."""
         keep = self._keep(x, key_padding_mask, attn_mask, is_causal)
-        x = _without_hidden(x, keep)
-        return self._coefficients(x, self._vectors(x, z), keep)
+        clean, poison = _without_hidden(x, keep)
+        own, read = self._coefficients(clean, self._vectors(x, z), keep)
+        return Coefficients(own + poison, None if read is None else read + poison)
 
     def _keep(
         self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Mask | Tensor | None, is_causal: bool
@@ -164,7 +165,7 @@ class PairAttention(ValueModule):
             return rows.expand(x.shape[0], *rows.shape)
         if z is None:
             raise InvalidArgument("this layer compares with given knowledge: call it with z")
-        z = check_knowledge(z, x, self.size)
+        z = check_knowledge(z, x, self.size, self.num_heads)
         return (z if z.dim() == 4 else z.unsqueeze(-3)).expand(x.shape[0], -1, -1, -1)
 
     def _coefficients(self, x: Tensor, vectors: Tensor, keep: Tensor) -> Coefficients:
@@ -217,9 +218,14 @@ def _checked(functions: nn.Module, readout: str) -> nn.Module:
     return functions
 
 
-def _without_hidden(x: Tensor, keep: Tensor) -> Tensor:
-    """Zeros for tokens that nobody sees, whatever they hold: 0 x NaN would be NaN."""
-    return x.masked_fill(~keep.any(dim=(1, 2))[..., None], 0.0)
+def _without_hidden(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros for tokens that nobody sees, and for numbers that are not finite or whose products would not be: 0 x NaN would be NaN; and
+    NaN to be added for those who see the latter, `[B, H, n, 1]`.
+    """
+    bad = ~(x.detach().square().sum(dim=-1) < torch.finfo(x.dtype).max ** 0.5)  # [B, n]
+    poisoned = (keep & bad[:, None, None]).any(dim=-1, keepdim=True)
+    poison = torch.zeros_like(poisoned, dtype=x.dtype).masked_fill(poisoned, torch.nan)
+    return x.masked_fill((~keep.any(dim=(1, 2)) | bad)[..., None], 0.0), poison
 
 
 class _Learned(nn.Module):
@@ -262,6 +268,8 @@ class _Softmax(nn.Module):
 
     def prepare(self, y: Tensor, keep: Tensor) -> Tensor:
         """y with the largest score that i sees as one more entry: e^{s - max} is e^s up to a factor that cancels in rho."""
+        if not y.shape[1]:
+            return torch.cat((y, y[..., :1]), dim=-1)
         scores = self._score(y[:, :, None], y[:, None])[..., 0]
         largest = scores.detach().masked_fill(~keep, -torch.inf).amax(dim=-1, keepdim=True)
         return torch.cat((y, largest.masked_fill(largest.isinf(), 0.0)), dim=-1)
@@ -271,8 +279,9 @@ class _Softmax(nn.Module):
         return (query * key).sum(dim=-1, keepdim=True) * query.shape[-1] ** -0.5
 
     def _exponential(self, y_i: Tensor, y_t: Tensor) -> Tensor:
-        # What i does not see may be larger than its maximum; it is hidden afterwards.
-        return (self._score(y_i[..., :-1], y_t[..., :-1]) - y_i[..., -1:]).clamp_max(0.0).exp()
+        # What i does not see may be larger than its maximum; it is hidden afterwards. What it sees is larger by rounding alone, which
+        # must not cost it its gradient.
+        return (self._score(y_i[..., :-1], y_t[..., :-1]) - y_i[..., -1:]).clamp_max(1.0).exp()
 
     def psi1(self, y_t: Tensor, y_i: Tensor) -> Tensor:
         return self._exponential(y_i, y_t)

@@ -58,6 +58,7 @@ class Positions(Module):
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """x + P for x `(B, n, embed)` whose first token stands at place `start`."""
         check_input("x", x, self.embed_dim)
+        check_whole(0, start=start)
         return x + self.table(start + x.shape[1], x.device)[start:].to(x)
 
     def table(self, length: int, device: torch.device | str | None = None) -> Tensor:
