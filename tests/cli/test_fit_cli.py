@@ -118,7 +118,10 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", tmp_path / "nan.npz", *out), "is NaN at case 2"),
         (("fit", tmp_path / "cut.npz", *out), "cannot be read as .npz"),
         (("fit", tmp_path / "table.txt", *out), "cannot tell from its ending what"),
-        (("fit", tmp_path / "table.csv", *out), "has no column 'case', which says of which case a point is; it has a, b"),
+        (
+            ("fit", tmp_path / "table.csv", *out),
+            "has no column 'case', which says of which case a point is; it has a, b",
+        ),
         (("fit", tmp_path / "table.csv", *out, "--task", "series"), "neither .npz nor .ts"),
         (("fit", file, *out, "--task", "poems"), "--task must be one of series, geometry; got 'poems'"),
         (("fit", file), "--out is missing"),

@@ -394,7 +394,10 @@ Y = torch.zeros(2, 5, 12)
         (lambda: KnowledgeAttention(12, knowledge=-1), "knowledge must be a whole number from 0 on; got -1"),
         (lambda: KnowledgeAttention(12, coordinates="knowledge")(Y), "give z"),
         (lambda: KnowledgeAttention(12)(Y, torch.zeros(3, 11)), r"z must have shape \(k, 12\)"),
-        (lambda: KnowledgeAttention(12)(Y, torch.zeros(3, 4, 12)), r"or \(2, k, 12\), or for each head .*; got \(3, 4, 12\)"),
+        (
+            lambda: KnowledgeAttention(12)(Y, torch.zeros(3, 4, 12)),
+            r"or \(2, k, 12\), or for each head .*; got \(3, 4, 12\)",
+        ),
         (lambda: KnowledgeAttention(12)(Y, z_padding_mask=torch.zeros(2, 3, dtype=torch.bool)), "no z was given"),
         (
             lambda: KnowledgeAttention(12)(Y, torch.zeros(3, 12), z_padding_mask=torch.zeros(2, 4, dtype=torch.bool)),
