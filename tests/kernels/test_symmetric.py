@@ -134,7 +134,8 @@ def test_scores_of_a_thousand_do_not_overflow(size, dtype, is_causal):
             assert gradient.isfinite().all()
     if abs(size) > 700 and dtype != torch.float64:
         raw = attend.coefficients(x, x, kernel=kernel)
-        assert not raw.isfinite().all() or (raw == 0).all()  # what the degrees would have been made of
+        # What the degrees would have been made of: as large as a float can be, or nothing.
+        assert (raw > 0.3 * torch.finfo(raw.dtype).max).all() or (raw.float() > 1e4).all() or (raw == 0).all()
 
 
 def test_a_large_spread_of_degrees():

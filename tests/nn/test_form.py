@@ -559,6 +559,8 @@ def test_positions():
          "coefficients depend on inner products alone: a form of attention (Prop. 3.2)"),
         (lambda: KnowledgeAttention(8, given=3, coordinates="knowledge", weight=True, value="linear", value_dim=8), 3,
          "with its parameters as knowledge it has all of O(d): a form of attention (Prop. 3.2)"),
+        (lambda: Encoder(8, 1, [Knowledge(coordinates="inputs", value="identity")] * 2, hidden=0, norm="rms"), 3,
+         "coefficients depend on inner products alone: a form of attention (Prop. 3.2)"),
         (lambda: PairAttention(8, 3, 2, knowledge="given", readout="x|z"), 3,
          "coefficients depend on inner products alone: a form of attention (Prop. 3.2)"),
         (lambda: PairAttention(8, 3, readout="x|z", value="mlp"), 0, "with its parameters as knowledge it has all of O(d)"),

@@ -165,7 +165,7 @@ X = torch.zeros(2, 5, 12)
             InvalidArgument,
             r"dropout must be a number from 0 on, below 1",
         ),
-        (lambda: Block(12, 3, hidden=-1), InvalidArgument, "hidden must be a whole number from 1 on"),
+        (lambda: Block(12, 3, hidden=-1), InvalidArgument, "hidden must be a whole number from 0 on"),
         (
             lambda: Primal.from_dict({"feature_map": {"map": "elu"}}),
             InvalidArgument,

@@ -94,7 +94,7 @@ class Probe:
 
     def _run(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if self.plan.embedding is None:
-            known = "z" in signature(self.model.forward).parameters
+            known = "z" in signature(self.model.forward).parameters and getattr(self.model, "reads_knowledge", True)
             with undisturbed(self.model):
                 return Callee(self.model)(x, x[:3] if known else None)
         table = self.model.get_submodule(self.plan.embedding)

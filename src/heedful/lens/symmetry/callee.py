@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from inspect import signature
+from inspect import Parameter, signature
 from numbers import Real
 from typing import Any
 
@@ -103,7 +103,10 @@ class Callee:
         tensors = [t[None] for t in tensors] if self.batched else tensors
         if self.module is not None:
             inputs = (tensors[0], tensors[-1], tensors[-1]) if self._thrice else tuple(tensors)
-            out = torch.func.functional_call(self.module, self._state(moves), inputs, self.arguments)
+            named = self.arguments
+            if z is not None and _by_name(self.module):
+                inputs, named = inputs[:1], {**named, "z": inputs[1]}
+            out = torch.func.functional_call(self.module, self._state(moves), inputs, named)
         elif self._numpy:
             out = self.f(*(t.numpy() for t in tensors), **self.arguments)
         else:
@@ -153,3 +156,9 @@ class Callee:
         if out.is_complex():
             raise InvalidArgument(f"{self.name} returns complex numbers; return real ones, as in torch.view_as_real")
         return out.detach().to("cpu", torch.float64)
+
+
+def _by_name(module: nn.Module) -> bool:
+    """Whether knowledge is given to a module as `z=` alone, as to our encoders."""
+    known = signature(module.forward).parameters.get("z")
+    return known is not None and known.kind is Parameter.KEYWORD_ONLY
