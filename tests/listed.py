@@ -94,13 +94,8 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     "normalized": lambda: ReluSquared().normalized(),
     "averaged": lambda: Polynomial(1).averaged(),
     "symmetric": lambda: Softmax(per_head()).symmetric(),
-    "symmetric-distance": lambda: Gaussian(per_head(1.0)).symmetric(),
     "symmetric-sigmoid": lambda: 0.5 * Sigmoid(bias=per_head(-1.0)).symmetric(),
-    "symmetric-per-head": lambda: PerHead(
-        (Softmax().symmetric(), HigherOrder(Sigmoid(), mix=mix()), 0.5 * FeatureMap("elu").symmetric())
-    ),
     "per-head": lambda: PerHead((Softmax(), Gaussian(one(1.5)), Sigmoid(bias=one()))),
-    "per-head-shared": lambda: PerHead((Softmax(), Cosine(), Softmax())),
     "own": Cauchy,
     "own-normalized": lambda: Cauchy(2.0).normalized(),
 }
