@@ -14,6 +14,7 @@ import typer
 
 from browser import BROWSER, DRIVER, browser
 from heedful import _savable, cli
+from heedful._tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,7 +58,13 @@ def test_blocks_say_what_they_are(page):
 def test_blocks_run_as_pasted(page, tmp_path, monkeypatch, capsys):
     import matplotlib
 
+    import heedful.decomposition  # noqa: F401
+
     monkeypatch.chdir(tmp_path)
+    # Ours are known before, whichever page imports them first.
+    for task in TASKS.values():
+        for name in task.estimators:
+            task.estimator(name)
     monkeypatch.setattr(_savable, "_CLASSES", dict(_savable._CLASSES))  # a page's own kernels are its own
     backend = matplotlib.get_backend()
     matplotlib.use("Agg")
