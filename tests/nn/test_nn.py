@@ -21,6 +21,7 @@ from heedful import (
 )
 from heedful.nn import Attention, Block, Encoder, KnowledgeAttention, PairAttention
 from listed import KERNELS, Cauchy
+from orthogonal import haar
 
 F64 = {"dtype": torch.float64}
 
@@ -207,14 +208,6 @@ INVARIANT = [
     ReluSquared().normalized(),
     Cauchy(),
 ]
-
-
-def haar(size, determinant):
-    turn, triangle = torch.linalg.qr(torch.randn(size, size, **F64))
-    turn = turn * triangle.diagonal().sign()
-    if torch.linalg.det(turn) * determinant < 0:
-        turn[:, 0] = -turn[:, 0]
-    return turn
 
 
 @pytest.mark.parametrize("kernel", INVARIANT, ids=repr)

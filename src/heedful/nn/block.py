@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self, overload
+from typing import Any, Literal, NamedTuple, Self
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -127,30 +127,6 @@ class Block(Module):
         self.max_len = max_len
         return self
 
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        attn_mask: Mask | Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        *,
-        z: None = None,
-        z_padding_mask: None = None,
-    ) -> Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        attn_mask: Mask | Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        *,
-        z: Tensor,
-        z_padding_mask: Tensor | None = None,
-    ) -> Evolved: ...
-
     def forward(
         self,
         x: Tensor,
@@ -160,7 +136,7 @@ class Block(Module):
         *,
         z: Tensor | None = None,
         z_padding_mask: Tensor | None = None,
-    ) -> Tensor | Evolved:
+    ) -> Any:
         """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`. With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge."""
         if z is None and z_padding_mask is not None:
             raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, but no z was given")
