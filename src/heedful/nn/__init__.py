@@ -12,11 +12,13 @@ from heedful.nn.pair import PairAttention, PairFunctions
 from heedful.nn.positions import Positions
 from heedful.nn.primal import PrimalAttention, PrimalState, PrimalStep
 from heedful.nn.primal_core import ksvd_loss
+from heedful.nn.time import BochnerTime, TimeEncoding
 from heedful.nn.uncertainty import GaussianProcessAttention, Marginal, Prediction, kl_loss, mc_predict
 
 __all__ = [
     "Attention",
     "Block",
+    "BochnerTime",
     "Coefficients",
     "Encoder",
     "Evolved",
@@ -39,6 +41,7 @@ __all__ = [
     "PrimalScores",
     "PrimalState",
     "PrimalStep",
+    "TimeEncoding",
     "VectorsAndScalars",
     "kl_loss",
     "ksvd_loss",
