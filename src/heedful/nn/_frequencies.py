@@ -85,6 +85,14 @@ def as_range(period_range: Any) -> TimeScale | None:
 DEFAULT = TimeScale(1.0, 1e4, 2.5e3)
 
 
+def ranged(period_range: Any, scale: TimeScale) -> TimeScale:
+    """The scale of the data, within the range of periods where one was given."""
+    given = as_range(period_range)
+    if given is None:
+        return scale
+    return given if scale is DEFAULT else given._replace(horizon=scale.horizon)
+
+
 def check_times(times: Any) -> None:
     """Refuses what is no tensor of times."""
     if (
