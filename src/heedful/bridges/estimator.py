@@ -30,7 +30,7 @@ try:
 except ImportError:
     raise MissingExtra("scikit-learn", "tables") from None
 
-__all__ = ["Estimator", "device_of", "dtype_of", "outputs", "seed_of"]
+__all__ = ["Estimator", "device_of", "dtype_of", "outputs", "placed", "seed_of"]
 
 Inputs = tuple[Tensor, ...]
 # Fitted arrays lie beside the weights, under names that no module has.
@@ -41,8 +41,8 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
     """A scikit-learn estimator around one network: `network_`, saved with what was fitted to a folder of two files.
 
     A subclass says what is its own: `_read` (X, y -> samples), `_network` (made anew from parameters and fitted attributes),
-    `_loss` and `_measure`; where needed also `_scale` (what is learned of samples before the network), `_tensors` (the network's
-    inputs), `_check` (parameters, before data is touched) and `_verify` (the network, after training). `_fitted` lists fitted attributes that go to `config.json`, `_arrays`
+    `_loss` and `_measure`; where needed also `_scale` (what is learned of samples before the network), `_start` (what a new network takes
+    from them), `_tensors` (the network's inputs), `_check` (parameters, before data is touched) and `_verify` (the network, after training). `_fitted` lists fitted attributes that go to `config.json`, `_arrays`
     those that lie beside the weights. Its constructor stores `epochs`, `batch_size`, `lr`, `validation_fraction`, `patience`,
     `random_state`, `device`, `predict_dtype`, `progress`, `checkpoint_dir`, and, where it offers them, any other field of
     `Hyperparameters` and Lightning's `devices`, `num_nodes`, `strategy`.
@@ -88,6 +88,9 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _scale(self, samples: Samples) -> None:
         """Learns of the samples that are learned from what `_tensors` and `_network` need."""
 
+    def _start(self, network: nn.Module, samples: Samples) -> None:
+        """Sets what a new network takes from the samples that it will learn from, besides `_scale`."""
+
     def _verify(self, network: nn.Module, samples: Samples) -> None:
         """Checks the trained network on the samples that it learned from; what it raises ends `fit`."""
 
@@ -116,6 +119,7 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         with torch.random.fork_rng([]):
             torch.manual_seed(self.seed_)
             network = self._network()
+            self._start(network, samples[learn])
         with bar(wanted=self.progress and is_first(), stays=True) as progress:
             self.training_ = train(
                 network,
@@ -271,20 +275,23 @@ def outputs(
     dtype: torch.dtype = torch.float32,
     batch_size: int = 256,
 ) -> Tensor:
-    """The network's outputs in eval mode, computed batch by batch in `dtype`, and brought to the CPU.
-
-    A network that is in eval mode, on the device and of that dtype is used as it is; any other is copied first.
-    """
-    parameters = list(network.parameters())
-    fits = all(one.device.type == device.type == "cpu" and one.dtype == dtype for one in parameters)
-    if not fits or any(module.training for module in network.modules()):
-        network = copy.deepcopy(network).eval().to(device, dtype)
+    """The network's outputs in eval mode, computed batch by batch in `dtype`, and brought to the CPU."""
+    network = placed(network, device, dtype)
     with torch.no_grad():
         parts = [
             network(*(part.to(device, dtype if part.is_floating_point() else None) for part in batch)).cpu()
             for batch in zip(*(tensor.split(batch_size) for tensor in tensors), strict=True)
         ]
     return torch.cat(parts)
+
+
+def placed(network: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A network in eval mode, on the device and of that dtype: as it is where it is so, else a copy."""
+    parameters = list(network.parameters())
+    fits = all(one.device.type == device.type == "cpu" and one.dtype == dtype for one in parameters)
+    if fits and not any(module.training for module in network.modules()):
+        return network
+    return copy.deepcopy(network).eval().to(device, dtype)
 
 
 def device_of(device: str | torch.device) -> torch.device:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from heedful._errors import InvalidArgument
+from heedful._errors import InvalidArgument, MissingExtra
 
-__all__ = ["Frames", "is_frame", "is_list", "is_numeric", "listed", "names_of", "numbers_of"]
+__all__ = ["Frames", "is_frame", "is_list", "is_numeric", "listed", "names_of", "numbers_of", "read_table"]
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,20 @@ def numbers_of(frame: Any, place: str = "") -> np.ndarray:
                 f"{place}column {frame.columns[at]!r} cannot be read as numbers ({why:.80})"
             ) from None
     return values
+
+
+def read_table(file: Path) -> Any:
+    """The data frame in a .csv or .parquet file."""
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtra("pandas", "tables") from None
+    try:
+        return pandas.read_csv(file) if file.suffix == ".csv" else pandas.read_parquet(file)
+    except ImportError:
+        raise InvalidArgument(f"pandas needs pyarrow to read {file}; pip install pyarrow, or save it as .csv") from None
+    except (OSError, ValueError, pandas.errors.ParserError) as error:
+        raise InvalidArgument(f"{file} cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _is_counted(index: Any) -> bool:

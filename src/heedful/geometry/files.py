@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument
 from heedful._text import quantity
+from heedful.bridges.frames import read_table
 from heedful.bridges.npz import read_npz
 
 Split = Literal["train", "test"]
@@ -126,16 +127,7 @@ def _answers(y: np.ndarray | None, X: np.ndarray, lengths: np.ndarray) -> Any:
 
 
 def _of_table(file: Path) -> PointData:
-    try:
-        import pandas
-    except ImportError:
-        raise MissingExtra("pandas", "tables") from None
-    try:
-        table = pandas.read_csv(file) if file.suffix == ".csv" else pandas.read_parquet(file)
-    except ImportError:
-        raise InvalidArgument(f"pandas needs pyarrow to read {file}; pip install pyarrow, or save it as .csv") from None
-    except (OSError, ValueError, pandas.errors.ParserError) as error:
-        raise InvalidArgument(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    table = read_table(file)
     if CASE not in table.columns:
         raise InvalidArgument(
             f"{file} has no column {CASE!r}, which says of which case a point is; it has {', '.join(map(str, table.columns[:8]))}"

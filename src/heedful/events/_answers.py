@@ -1,0 +1,247 @@
+"""What a fitted `NextEvent` answers: the next type, if it happens at a time, when, and simulated futures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful._checks import check_choice, check_number, check_whole
+from heedful._errors import InvalidArgument
+from heedful.bridges.estimator import Inputs, device_of, dtype_of, placed, seed_of
+from heedful.bridges.samples import check_is_fitted
+from heedful.events._sequences import numbers_of_times
+from heedful.events._windows import EventSamples, Windows
+from heedful.events.density import LogNormalMixture
+from heedful.events.network import EventNetwork
+from heedful.events.results import Curve, Evaluation, Futures
+
+
+class Answering:
+    """The methods of `NextEvent` that need a fitted network."""
+
+    if TYPE_CHECKING:
+        classes_: np.ndarray
+        network_: EventNetwork
+        history: int
+        device: str
+        predict_dtype: str
+        least_gap_: float
+        is_dated_: bool
+        seed_: int
+
+        def _read(self, X: Any) -> EventSamples: ...
+
+    @torch.no_grad()
+    def predict_proba(self, X: Any, at: Any = None) -> np.ndarray:
+        """The probability of each of `classes_` to be next `(sequences, types)`; if it happens at the times `at`, one for each sequence."""
+        samples, network = self._unseen(X), self._ready()
+        times = self._target_times(at, samples)
+        shares = np.empty((len(samples), network.types))
+        for rows, states, inputs, last in self._last(network, samples):
+            chosen = None if times is None else torch.from_numpy(times[rows]).to(states.device)
+            shares[rows] = self._shares(network, states, inputs, last, chosen).cpu().numpy()
+        return shares
+
+    def predict(self, X: Any, at: Any = None) -> np.ndarray:
+        """The likeliest next type of each sequence; if it happens at the times `at`, one for each."""
+        shares = self.predict_proba(X, at)
+        return self.classes_[shares.argmax(1)]
+
+    @torch.no_grad()
+    def predict_time(self, X: Any, quantile: float | str = 0.5) -> np.ndarray:
+        """When the next event happens: its median time, another `quantile` between 0 and 1, or the `"mean"`; of dates datetime64."""
+        if quantile != "mean":
+            check_number(0, 1, quantile=quantile)
+        samples, network = self._unseen(X), self._ready()
+        waits = np.empty(len(samples))
+        for rows, states, _, last in self._last(network, samples):
+            law = self._law(network, states, last)
+            waits[rows] = (law.mean() if quantile == "mean" else law.quantile(float(quantile))).numpy()
+        return self._dates(_last_times(samples) + waits)
+
+    @torch.no_grad()
+    def evaluate(self, X: Any, *, at: str | None = None) -> Evaluation:
+        """How well every event of X is foreseen from those before it; `at="true"` gives each one's time, None does not."""
+        check_choice(("true",), optional=True, at=at)
+        samples, network = self._unseen(X), self._ready()
+        right, type_nll, time_nll, targets = 0, 0.0, 0.0, 0
+        levels = []
+        for inputs, target, rest in self._batches(Windows(samples, int(self.history))):
+            following, waits, counts = target[..., 0].long(), target[..., 1], target[..., 2] > 0
+            states = network.states(*inputs)
+            hidden = states if at is None else self._targets(network, states, inputs, inputs[1] + waits)
+            logits = network.logits(hidden[counts], known=at is not None).double()
+            wanted = following[counts]
+            known = wanted < network.types
+            own = logits.log_softmax(1).gather(1, torch.where(known, wanted, 0)[:, None])[:, 0]
+            right += int((logits.argmax(1) == wanted).sum())
+            # A type that was never learned has no probability; it counts as one of all, and one more.
+            type_nll -= float(torch.where(known, own, -np.log(network.types + 1)).sum())
+            targets += len(wanted)
+            law = network.waits(states)
+            if law is not None:
+                last = (~inputs[2]).sum(1) - 1
+                ends = law.at((torch.arange(len(last), device=last.device), last)).log_survival(rest[:, 0]) * rest[:, 1]
+                floor = waits[counts].clamp_min(self.least_gap_)
+                time_nll -= float(law.at(counts).log_prob(floor).double().sum() + ends.double().sum())
+                levels.append(law.at(counts).cdf(floor).double().cpu().numpy())
+        if not targets:
+            raise InvalidArgument("no sequence of X has two events or more, so there is none to foresee")
+        return Evaluation(
+            at, targets, right / targets, type_nll / targets, time_nll / targets if levels else None,
+            np.sort(np.concatenate(levels)) if levels else np.empty(0),
+        )  # fmt: skip
+
+    def score(self, X: Any, y: Any = None, *, at: str | None = None) -> float:
+        """The accuracy of `evaluate`: of the type of every event, from those before it, its time known (`at="true"`) or not (None)."""
+        return self.evaluate(X, at=at).accuracy
+
+    @torch.no_grad()
+    def probability_curve(self, X: Any, grid: Any = None) -> Curve:
+        """The probability of each type if the next event happens after each wait of `grid`; of one sequence.
+
+        By default 200 waits up to the 95th percentile of the predicted wait. Keys are computed once: only queries differ between waits.
+        """
+        samples = self._unseen([X] if isinstance(X, tuple) and len(X) == 2 else X)
+        if len(samples) != 1:
+            raise InvalidArgument(f"probability_curve takes one sequence; got {len(samples)}")
+        network = self._ready()
+        _, states, inputs, last = next(self._last(network, samples))
+        law = network.waits(states[:, -1])
+        waits = self._grid(grid, law)
+        after = torch.from_numpy(waits).to(states.device)
+        hidden = self._targets(network, states, inputs, inputs[1][:, -1:] + after, last)
+        shares = network.logits(hidden[0], known=True).double().softmax(-1)
+        density = None if law is None else law.log_prob(after.clamp_min(self.least_gap_)).double().exp().cpu().numpy()
+        return Curve(waits, shares.cpu().numpy(), self.classes_, density)
+
+    @torch.no_grad()
+    def sample(self, X: Any, steps: int = 10, draws: int = 1, random_state: Any = None) -> Futures:
+        """Simulates `steps` further events of each sequence, `draws` times: a wait by its law, then a type if it happens then.
+
+        Marks of simulated events are not known: they are read as the mean of a number, and as no level of a text.
+        """
+        check_whole(steps=steps, draws=draws)
+        samples, network = self._unseen(X), self._ready()
+        generator = torch.Generator().manual_seed(self.seed_ if random_state is None else seed_of(random_state))
+        size = len(samples) * draws
+        now = samples[np.repeat(np.arange(len(samples)), draws)]
+        types, times = np.empty((size, steps), dtype=np.int64), np.empty((size, steps))
+        for step in range(steps):
+            for rows, states, inputs, last in self._last(network, now):
+                waits = self._law(network, states, last).sample(generator).clamp_min(self.least_gap_)
+                after = torch.from_numpy(_last_times(now)[rows]) + waits
+                known = None if network.targets is None else after.to(states.device)
+                shares = self._shares(network, states, inputs, last, known).cpu()
+                types[rows, step] = torch.multinomial(shares, 1, generator=generator)[:, 0].numpy()
+                times[rows, step] = after.numpy()
+            marks = np.zeros((size, now.inputs[2].shape[1]), dtype=np.float32)
+            new = (types[:, step], times[:, step], marks, *now.inputs[3:])
+            now = now.joined(EventSamples(new, offsets=np.arange(size + 1)))
+        shape = (len(samples), draws, steps)
+        return Futures(self.classes_[types].reshape(shape), self._dates(times.reshape(shape)))
+
+    def _unseen(self, X: Any) -> EventSamples:
+        check_is_fitted(self, "network_")
+        return self._read(X)
+
+    def _ready(self) -> EventNetwork:
+        device = device_of(self.device)
+        network = placed(self.network_, device, dtype_of(self.predict_dtype, device))
+        assert isinstance(network, EventNetwork)
+        return network
+
+    def _batches(self, windows: Windows) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
+        """Batches on the device; times and waits stay float64."""
+        device = device_of(self.device)
+        for rows in windows.batches():
+            inputs, target, rest = windows.batch(rows)
+            yield tuple(part.to(device) for part in inputs), target.to(device), rest.to(device)
+
+    def _last(
+        self, network: EventNetwork, samples: EventSamples
+    ) -> Iterator[tuple[np.ndarray, Tensor, Inputs, Tensor]]:
+        """Of batches of sequences: which they are, the states of their last events, the inputs, and the place of the last event."""
+        windows = Windows(samples, int(self.history), last=True)
+        for rows, (inputs, _, _) in zip(windows.batches(), self._batches(windows), strict=True):
+            yield rows, network.states(*inputs), inputs, (~inputs[2]).sum(1) - 1
+
+    @staticmethod
+    def _law(network: EventNetwork, states: Tensor, last: Tensor) -> LogNormalMixture:
+        law = network.waits(states[torch.arange(len(last), device=last.device), last])
+        if law is None:
+            raise InvalidArgument("the model was fitted with components=0 and has no density of waits")
+        return law.cpu()
+
+    def _shares(
+        self, network: EventNetwork, states: Tensor, inputs: Inputs, last: Tensor, times: Tensor | None
+    ) -> Tensor:
+        """Probabilities of the next types `[B, K]`, if it happens at `times` where they are given."""
+        if times is None:
+            logits = network.logits(states[torch.arange(len(last), device=last.device), last])
+        else:
+            logits = network.logits(self._targets(network, states, inputs, times[:, None], last)[:, 0], known=True)
+        return logits.double().softmax(-1)
+
+    @staticmethod
+    def _targets(
+        network: EventNetwork, states: Tensor, inputs: Inputs, times: Tensor, last: Tensor | None = None
+    ) -> Tensor:
+        if network.targets is None:
+            why = "time='order'" if network.time == "order" else "target_layers=0"
+            raise InvalidArgument(f"the model was fitted with {why} and has no answers for a known time; give at=None")
+        return network.read(states, inputs[1], times, inputs[2], last=last)
+
+    def _target_times(self, at: Any, samples: EventSamples) -> np.ndarray | None:
+        """The times of the next events, one for each sequence and none before its last event."""
+        if at is None:
+            return None
+        if isinstance(at, str) and at == "true":
+            raise InvalidArgument(
+                "the event after the last one of X has no true time; give at=None or a time for each sequence, or call score or evaluate "
+                "with at='true', which foresee the events of X themselves"
+            )
+        times, dated = numbers_of_times(np.atleast_1d(at) if not hasattr(at, "dt") else at, "at")
+        if len(times) != len(samples) or not np.isfinite(times).all():
+            raise InvalidArgument(
+                f"at must be a finite time for each of the {len(samples)} sequences; got {len(times)}"
+            )
+        if dated != self.is_dated_:
+            raise InvalidArgument(f"at holds {_sort(dated)}, and times were {_sort(self.is_dated_)} in fit")
+        early = times < _last_times(samples)
+        if early.any():
+            raise InvalidArgument(
+                f"at is before the last event of sequence {int(early.argmax())}; the next event comes after it"
+            )
+        return times
+
+    def _grid(self, grid: Any, law: LogNormalMixture | None) -> np.ndarray:
+        if grid is None:
+            if law is None:
+                raise InvalidArgument(
+                    "the model has no density of waits (components=0), so grid must be given: waits of 0 or more"
+                )
+            return np.linspace(0.0, float(law.quantile(0.95)), 200)
+        waits = np.asarray(grid)
+        waits = waits / np.timedelta64(1, "s") if waits.dtype.kind == "m" else waits.astype(np.float64)
+        if waits.ndim != 1 or not len(waits) or not np.isfinite(waits).all() or (waits < 0).any():
+            raise InvalidArgument("grid must be waits of 0 or more, in units of time behind the last event")
+        return waits
+
+    def _dates(self, times: np.ndarray) -> np.ndarray:
+        if not self.is_dated_:
+            return times
+        return np.round(times * 1e6).astype("datetime64[us]")
+
+
+def _last_times(samples: EventSamples) -> np.ndarray:
+    assert samples.offsets is not None
+    return samples.inputs[1][samples.offsets[1:] - 1]
+
+
+def _sort(dated: bool) -> str:
+    return "dates" if dated else "numbers"

@@ -1,0 +1,59 @@
+"""Further columns of events and of sequences, made into numbers: standardised, or one column for each level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from heedful._errors import InvalidArgument
+from heedful.bridges.samples import FAR, moments
+
+LEVELS = 64
+"""Levels of a column of text that have a column of their own, the most frequent first."""
+
+
+def learned(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """How to read each column again: mean and scale of numbers, levels of text."""
+    return [_learned(name, np.asarray(values)) for name, values in columns.items()]
+
+
+def _learned(name: str, values: np.ndarray) -> dict[str, Any]:
+    if values.dtype.kind in "biuf":
+        values = values.astype(np.float64)
+        if np.isinf(values).any():
+            raise InvalidArgument(f"column {name!r} holds infinite values; leave them out or cut them")
+        mean, scale = moments(values[~np.isnan(values)])
+        return {"name": name, "mean": mean, "scale": scale}
+    levels, counts = np.unique(values.astype(str), return_counts=True)
+    most = levels[np.argsort(-counts, kind="stable")[:LEVELS]]
+    return {"name": name, "levels": sorted(most.tolist())}
+
+
+def width(parts: Sequence[Mapping[str, Any]]) -> int:
+    """Columns of `matrix`."""
+    return sum(len(part["levels"]) if "levels" in part else 2 for part in parts)
+
+
+def matrix(columns: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
+    """(count, width) in float32: numbers with 1 beside them where they are missing, levels as 0 and 1, none for a level never seen."""
+    missing = [part["name"] for part in parts if part["name"] not in columns]
+    if missing:
+        raise InvalidArgument(f"X lacks the column {missing[0]!r} that the model was fitted with")
+    blocks = [np.zeros((count, 0), dtype=np.float32)]
+    for part in parts:
+        values = np.asarray(columns[part["name"]])
+        if "levels" in part:
+            blocks.append(values.astype(str)[:, None] == np.array(part["levels"], dtype=str))
+            continue
+        try:
+            scaled = (values.astype(np.float64) - part["mean"]) / part["scale"]
+        except ValueError:
+            raise InvalidArgument(f"column {part['name']!r} held numbers in fit; got {values.dtype}") from None
+        if (np.abs(scaled) > FAR).any():
+            raise InvalidArgument(
+                f"column {part['name']!r} has values more than {FAR:g} standard deviations from the training's mean"
+            )
+        blocks.append(np.stack((np.nan_to_num(scaled), np.isnan(scaled)), axis=1))
+    return np.concatenate([block.astype(np.float32) for block in blocks], axis=1)

@@ -1,0 +1,145 @@
+"""Windows of sequences as padded batches: no sequence is held longer than its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.bridges.samples import Samples
+
+
+@dataclass(frozen=True)
+class EventSamples(Samples):
+    """Sequences as samples: `inputs` are codes, times and marks of all events, and ends and static columns of each sequence.
+
+    The events of sequence i lie at `offsets[i]:offsets[i + 1]`.
+    """
+
+    offsets: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        assert self.offsets is not None
+        return len(self.offsets) - 1
+
+    def __getitem__(self, rows: np.ndarray) -> EventSamples:
+        assert self.offsets is not None
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.append(0, np.cumsum(lengths))
+        places = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        of_events, of_sequences = self.inputs[:3], self.inputs[3:]
+        return EventSamples(
+            (*(part[places] for part in of_events), *(part[rows] for part in of_sequences)),
+            None,
+            *(None if part is None else part[rows] for part in (self.weights, self.groups, self.times)),
+            offsets=offsets,
+        )
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        assert self.offsets is not None
+        return (*super().arrays, self.offsets)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        assert self.offsets is not None
+        return np.diff(self.offsets)
+
+    def joined(self, other: EventSamples) -> EventSamples:
+        """Each sequence with the events of another behind it."""
+        assert self.offsets is not None
+        assert other.offsets is not None
+        lengths = self.lengths + other.lengths
+        offsets = np.append(0, np.cumsum(lengths))
+        parts = []
+        for mine, theirs in zip(self.inputs[:3], other.inputs[:3], strict=True):
+            whole = np.empty((offsets[-1], *mine.shape[1:]), dtype=mine.dtype)
+            for source, samples, skip in ((mine, self, np.zeros_like(lengths)), (theirs, other, self.lengths)):
+                assert samples.offsets is not None
+                shift = np.repeat(offsets[:-1] + skip - samples.offsets[:-1], samples.lengths)
+                whole[shift + np.arange(len(source))] = source
+            parts.append(whole)
+        return replace(self, inputs=(*parts, *self.inputs[3:]), offsets=offsets)
+
+
+class Windows:
+    """Parts of sequences of up to `size` events; a window's targets are the events behind its first ones.
+
+    A sequence longer than `size` is cut into windows that overlap by half, so that a target sees `size // 2` events or more (all where
+    there are fewer), and each event but the first of its sequence is a target once.
+    """
+
+    def __init__(self, samples: EventSamples, size: int, *, last: bool = False) -> None:
+        assert samples.offsets is not None
+        self.samples = samples
+        starts, stops, firsts, owners = [], [], [], []
+        half = max(1, size // 2)
+        for owner, (begin, end) in enumerate(zip(samples.offsets[:-1], samples.offsets[1:], strict=True)):
+            if last:
+                starts.append(max(begin, end - size))
+                stops.append(end)
+                firsts.append(end)
+                owners.append(owner)
+                continue
+            at, first = begin, begin + 1
+            while True:
+                stop = min(at + size, end)
+                starts.append(at)
+                stops.append(stop)
+                firsts.append(first)
+                owners.append(owner)
+                if stop == end:
+                    break
+                at, first = at + half, stop
+        self.starts, self.stops, self.firsts, self.owners = (
+            np.array(part, dtype=np.int64) for part in (starts, stops, firsts, owners)
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.stops - self.starts
+
+    def of(self, sequences: np.ndarray) -> list[int]:
+        """The windows of some sequences."""
+        return np.flatnonzero(np.isin(self.owners, sequences)).tolist()
+
+    def batch(self, windows: Sequence[int]) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Inputs (codes, times, padding, marks, static), targets, and what is known of the tail.
+
+        Targets `(B, n, 2)`: for event i the wait until event i + 1 and whether that one counts; tail `(B, 2)`: the wait behind the last event
+        until the sequence's end and whether it counts. Padding repeats the last event's time.
+        """
+        assert self.samples.offsets is not None
+        codes, times, marks, ends, static = self.samples.inputs
+        chosen = np.asarray(windows)
+        starts, stops, owners = self.starts[chosen], self.stops[chosen], self.owners[chosen]
+        places = starts[:, None] + np.arange(int((stops - starts).max()))
+        padding = places >= stops[:, None]
+        places = np.minimum(places, stops[:, None] - 1)
+        now = times[places]
+        following = np.minimum(places + 1, stops[:, None] - 1)
+        counts = (places + 1 >= self.firsts[chosen][:, None]) & (places + 1 < stops[:, None]) & ~padding
+        whole = stops == self.samples.offsets[owners + 1]
+        tail = np.where(np.isnan(ends[owners]), 0.0, ends[owners] - times[stops - 1])
+        weights = self.samples.weights
+        weight = np.ones(len(chosen)) if weights is None else weights[owners] / weights.mean()
+        inputs = (codes[places], now, padding, marks[places], static[owners])
+        target = np.stack((codes[following], times[following] - now, counts), axis=-1)
+        rest = np.stack((tail, whole & ~np.isnan(ends[owners]), weight), axis=-1)
+        return tuple(torch.from_numpy(part) for part in inputs), torch.from_numpy(target), torch.from_numpy(rest)
+
+    def batches(self, cells: int = 2**15) -> Iterator[np.ndarray]:
+        """Windows of similar lengths together, about `cells` events at once."""
+        order = np.argsort(self.lengths, kind="stable")[::-1]
+        at = 0
+        while at < len(order):
+            count = max(1, cells // int(self.lengths[order[at]]))
+            yield order[at : at + count]
+            at += count
