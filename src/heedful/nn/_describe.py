@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
@@ -10,7 +11,7 @@ from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
 from heedful._savable import coded, decode, encode
 from heedful.kernels import Cosine, FeatureMap, Kernel, Polynomial, Softmax, as_kernel
-from heedful.nn._module import Activation
+from heedful.nn._module import Activation, Module
 from heedful.nn._values import Value
 from heedful.ops.primal import TrackLoss
 
@@ -18,6 +19,7 @@ Sampling = Literal["segment_mean", "stride"]
 Weights = Literal["data", "static"]
 Causal = Literal[False, "cummean", "prefix"]
 MapName = Literal["cosine", "elu", "relu", "identity", "random"]
+Interaction = Literal["rotary", "bias", "decay", "bucket", "add", "concat", "concat_mlp", "residual"]
 
 _MAPS: dict[str, Kernel] = {
     "cosine": Cosine(),
@@ -160,6 +162,34 @@ class Pairs(Description):
     max_length: int = 128
 
 
+@coded("timed")
+@dataclass(frozen=True)
+class Timed(Description):
+    """A layer of `TimeAttention` as data, for `Block` and `Encoder`, which hand times on; fields are its arguments.
+
+    Every layer has a copy of `encoding`, a `TimeEncoding`, of its own.
+
+    >>> from heedful.nn import Encoder, Timed
+    >>> import torch
+    >>> encoder = Encoder(16, 2, kernels=[Timed("rotary", rotate_values=True), Timed("bias")])
+    >>> encoder(torch.randn(3, 5, 16), times=torch.rand(3, 5).cumsum(1), is_causal=True).shape
+    torch.Size([3, 5, 16])
+    """
+
+    interaction: Interaction = "rotary"
+    encoding: Module | None = None
+    rotate_values: bool = False
+    hidden: int | None = None
+    depth: int = 1
+    buckets: int = 32
+
+    def __post_init__(self) -> None:
+        check_choice(Interaction, interaction=self.interaction)
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "encoding": deepcopy(self.encoding)}
+
+
 LayerName = Literal["softmax", "linear", "primal", "none"]
 Layer = Kernel | Sequence[Kernel] | Description | LayerName
 """What may stand for a layer: a kernel, a list with one for each head, a layer as data, or a name."""
@@ -178,5 +208,5 @@ def find_layer(layer: Any) -> Kernel | Description | Literal["none"]:
     if isinstance(layer, str) and layer in _NAMED:
         return _NAMED[layer]
     raise InvalidArgument(
-        f"a layer is a kernel such as Softmax(), a list with one for each head, a Primal(), Knowledge() or Pairs(), or one of 'softmax', 'linear', 'primal', 'none'; got {layer!r:.100}"
+        f"a layer is a kernel such as Softmax(), a list with one for each head, a Primal(), Knowledge(), Pairs() or Timed(), or one of 'softmax', 'linear', 'primal', 'none'; got {layer!r:.100}"
     )

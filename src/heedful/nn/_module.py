@@ -14,7 +14,7 @@ from torch.nn import functional
 from heedful import masks
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
-from heedful._savable import Savable, decode, encode, entry_of
+from heedful._savable import Savable, coded, decode, encode, entry_of, find
 from heedful.kernels import Kernel, PerHead, as_kernel
 from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS
@@ -22,6 +22,7 @@ from heedful.ops import IMPLEMENTATIONS
 _PLACE = ("self", "device", "dtype")
 
 
+@coded("layer")
 class Module(Savable, nn.Module):
     """A torch module whose constructor arguments are its attributes, so that it can be written down and made again."""
 
@@ -42,12 +43,24 @@ class Module(Savable, nn.Module):
     def _described(self) -> dict[str, Any]:
         return {**entry_of(type(self)), "arguments": {name: encode(value) for name, value in self.arguments().items()}}
 
+    def to_dict(self) -> dict[str, Any]:
+        """What the layer is, JSON-ready, without its tensors: how it is written down as an argument of another layer."""
+        return self._described()
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """A new layer of the kind that `to_dict` describes."""
+        home = find(cls._kind, data) if isinstance(data, dict) and isinstance(data.get("type"), str) else None
+        if home is None or not issubclass(home, cls) or not isinstance(data.get("arguments"), dict):
+            raise InvalidArgument(f"a layer's description has its type and arguments; got {data!r:.200}")
+        return home(**{name: decode(value) for name, value in data["arguments"].items()})
+
     def _tensors_saved(self) -> dict[str, Tensor]:
         return self.state_dict()
 
     @classmethod
     def _remade(cls, description: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        module = cls(**{name: decode(value) for name, value in description["arguments"].items()})
+        module = cls.from_dict(description)
         module.load_state_dict(tensors, assign=True)
         return module.eval()
 

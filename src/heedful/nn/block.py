@@ -11,14 +11,22 @@ from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.kernels import Kernel, Softmax
 from heedful.masks import Mask
-from heedful.nn._describe import Description, Knowledge, Layer, Pairs, Primal, find_layer
+from heedful.nn._describe import Description, Knowledge, Layer, Pairs, Primal, Timed, find_layer
 from heedful.nn._module import ACTIVATIONS, Activation, Module, check_heads, check_input, check_knowledge
 from heedful.nn.attention import Attention
 from heedful.nn.knowledge import KnowledgeAttention
 from heedful.nn.pair import PairAttention
 from heedful.nn.primal import PrimalAttention
+from heedful.nn.time_attention import TimeAttention
 
 Norm = Literal["layer", "rms"]
+
+DESCRIBED: dict[type, type[Description]] = {
+    KnowledgeAttention: Knowledge,
+    PairAttention: Pairs,
+    PrimalAttention: Primal,
+    TimeAttention: Timed,
+}
 
 
 class Evolved(NamedTuple):
@@ -34,7 +42,7 @@ class Block(Module):
     `norm_first` (the default) normalises before attention and network, else after the residual sums. `norm="layer"` is
     LayerNorm; `norm="rms"` is RMSNorm without gain, which keeps orthogonal symmetry where LayerNorm breaks it.
 
-    `kernel` is a kernel (default `Softmax()`), a `Primal()`, `Knowledge()` or `Pairs()`, or one of the names `"softmax"`, `"linear"` (`FeatureMap("elu")`),
+    `kernel` is a kernel (default `Softmax()`), a `Primal()`, `Knowledge()`, `Pairs()` or `Timed()`, or one of the names `"softmax"`, `"linear"` (`FeatureMap("elu")`),
     `"primal"` and `"none"`, which leaves attention out: tokens do not mix, the control of every comparison. A primal layer whose
     weights depend on the data needs `max_len`; `num_kv_heads` and `impl` are for kernels. `hidden=0` leaves the network out: a block of
     attention alone, which with `norm="rms"` and `value="identity"` is as equivariant as its layer.
@@ -78,7 +86,7 @@ class Block(Module):
         self.dropout = dropout
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.max_len = max_len
-        self.self_attn: Attention | PrimalAttention | KnowledgeAttention | PairAttention | None = None
+        self.self_attn: Attention | PrimalAttention | KnowledgeAttention | PairAttention | TimeAttention | None = None
         if isinstance(layer, Primal):
             self.self_attn = PrimalAttention(
                 embed_dim, num_heads, max_len=max_len, bias=bias, **layer.arguments(), **place
@@ -89,6 +97,10 @@ class Block(Module):
             )
         elif isinstance(layer, Pairs):
             self.self_attn = PairAttention(embed_dim, num_heads=num_heads, **layer.arguments(), **place)
+        elif isinstance(layer, Timed):
+            self.self_attn = TimeAttention(
+                embed_dim, num_heads, dropout=dropout, bias=bias, impl=impl, **layer.arguments(), **place
+            )
         elif isinstance(layer, Kernel):
             self.self_attn = Attention(
                 embed_dim, num_heads, dropout, bias, kernel=layer, num_kv_heads=num_kv_heads, impl=impl, **place
@@ -106,10 +118,7 @@ class Block(Module):
             return "none"
         if isinstance(self.self_attn, Attention):
             return self.self_attn.kernel
-        for kind, sort in ((KnowledgeAttention, Knowledge), (PairAttention, Pairs), (PrimalAttention, Primal)):
-            if isinstance(self.self_attn, kind):
-                return sort.of(self.self_attn)
-        raise AssertionError(self.self_attn)
+        return next(sort for kind, sort in DESCRIBED.items() if isinstance(self.self_attn, kind)).of(self.self_attn)
 
     @property
     def reads_knowledge(self) -> bool:
@@ -118,6 +127,11 @@ class Block(Module):
         if isinstance(layer, KnowledgeAttention):
             return layer.readout != "x" or layer.coordinates == "knowledge"
         return isinstance(layer, PairAttention) and layer.knowledge == "given"
+
+    @property
+    def reads_times(self) -> bool:
+        """Whether `forward` takes times."""
+        return isinstance(self.self_attn, TimeAttention)
 
     def resize_(self, max_len: int) -> Self:
         """Changes `max_len`: see `PrimalAttention.resize_`. Layers whose parameters know no length stay as they are."""
@@ -136,19 +150,39 @@ class Block(Module):
         *,
         z: Tensor | None = None,
         z_padding_mask: Tensor | None = None,
+        times: Tensor | None = None,
+        key: Tensor | None = None,
+        key_times: Tensor | None = None,
     ) -> Any:
-        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`. With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge."""
+        """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`. With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge.
+
+        A block of `Timed()` takes `times` `(B, n)`. With `key` `(B, m, embed)`, there at `key_times` `(B, m)`, x are queries that attend
+        to these instead of one another; `key` is what another call of the block takes as x, and is normalised like it.
+        """
         if z is None and z_padding_mask is not None:
             raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, but no z was given")
         if z is not None:
             check_input("x", x, self.embed_dim)
             check_knowledge(z, x)
+        self._check_times(times, key, key_times)
         if self.norm1 is not None:
             first = self.norm1 if self.norm_first else nn.Identity()
             known = None if z is None or not self.reads_knowledge else first(z)
-            x = x + self._attend(first(x), attn_mask, key_padding_mask, is_causal, known, z_padding_mask)
+            other = {} if key is None else {"key": first(key)}
+            at = {name: given for name, given in (("times", times), ("key_times", key_times)) if given is not None}
+            x = x + self._attend(first(x), attn_mask, key_padding_mask, is_causal, known, z_padding_mask, other | at)
             x = x if self.norm_first else self.norm1(x)
         return self._evolve(x) if z is None else Evolved(self._evolve(x), self._evolve(z))
+
+    def _check_times(self, times: Tensor | None, key: Tensor | None, key_times: Tensor | None) -> None:
+        """Refuses times where nothing reads them, and another key where there is no attention to it."""
+        if self.reads_times and times is None:
+            raise InvalidArgument("a block of Timed() needs times, a tensor (batch, seq); got None")
+        if not self.reads_times and (times is not None or key_times is not None):
+            given = "times" if times is not None else "key_times"
+            raise InvalidArgument(f"got {given}, but this block reads none; give kernel=Timed(...) or leave it out")
+        if key is not None and not isinstance(self.self_attn, TimeAttention | Attention):
+            raise Unsupported(f"a block of {self.kernel!r:.60} mixes x alone; key is for kernels and Timed()")
 
     def _evolve(self, x: Tensor) -> Tensor:
         """Tokens or knowledge, each by itself, through the network."""
@@ -164,6 +198,7 @@ class Block(Module):
         is_causal: bool,
         z: Tensor | None,
         z_padding: Tensor | None,
+        events: dict[str, Tensor],
     ) -> Tensor:
         masks: dict[str, Any] = {"key_padding_mask": padding, "attn_mask": attn_mask, "is_causal": is_causal}
         if isinstance(self.self_attn, PrimalAttention):
@@ -177,9 +212,11 @@ class Block(Module):
                     "PairAttention takes as many knowledge vectors as it was made for; none may be hidden"
                 )
             out = self.self_attn(x, z, **masks)
+        elif isinstance(self.self_attn, TimeAttention):
+            out = self.self_attn(x, **events, **masks)
         else:
             assert self.self_attn is not None
-            out, _ = self.self_attn(x, need_weights=False, **masks)
+            out, _ = self.self_attn(x, need_weights=False, **events, **masks)
         return functional.dropout(out, self.dropout, self.training)
 
     def _network(self, x: Tensor) -> Tensor:

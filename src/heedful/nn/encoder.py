@@ -19,7 +19,7 @@ from heedful.nn.block import Block, Evolved, Norm, make_norm
 class Encoder(Module):
     """Blocks in a row, one per entry of `kernels`, and a last normalisation where blocks normalise first.
 
-    An entry is a kernel, a `Primal()`, `Knowledge()` or `Pairs()`, or one of the names `"softmax"`, `"linear"`, `"primal"`, `"none"`; see `Block`. With kernels
+    An entry is a kernel, a `Primal()`, `Knowledge()`, `Pairs()` or `Timed()`, or one of the names `"softmax"`, `"linear"`, `"primal"`, `"none"`; see `Block`. With kernels
     alone and without positions the encoder is permutation equivariant, and no parameter depends on the sequence's length;
     primal layers know positions, and those with data-dependent weights need `max_len`. Knowledge z, where a layer reads it, goes
     through the stack beside the tokens and evolves with them: `out, z = encoder(x, z=z)`; see `Block`.
@@ -104,18 +104,22 @@ class Encoder(Module):
         *,
         z: Tensor | None = None,
         z_padding_mask: Tensor | None = None,
+        times: Tensor | None = None,
     ) -> Any:
         """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`; primal layers take no `attn_mask`.
 
-        With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge behind all layers.
+        With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge behind all layers. `times` `(B, n)` are for layers of `Timed()`.
         """
         if z is None and z_padding_mask is not None:
             raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, but no z was given")
         if z is not None and not any(layer.reads_knowledge for layer in self.layers):
             raise InvalidArgument("no layer of this encoder reads z; give kernels=[Knowledge(...)] or leave z out")
+        if times is not None and not any(layer.reads_times for layer in self.layers):
+            raise InvalidArgument("no layer of this encoder reads times; give kernels=[Timed(...)] or leave times out")
         for layer in self.layers:
+            at = times if layer.reads_times else None
             if z is None:
-                x = layer(x, attn_mask, key_padding_mask, is_causal)
+                x = layer(x, attn_mask, key_padding_mask, is_causal, times=at)
             else:
-                x, z = layer(x, attn_mask, key_padding_mask, is_causal, z=z, z_padding_mask=z_padding_mask)
+                x, z = layer(x, attn_mask, key_padding_mask, is_causal, z=z, z_padding_mask=z_padding_mask, times=at)
         return self.last_norm(x) if z is None else Evolved(self.last_norm(x), self.last_norm(z))

@@ -90,12 +90,12 @@ def append_factors(folded: Folded, left: Tensor, right: Tensor) -> Folded:
         power = math.ldexp(1.0, min(math.frexp(scale)[1] - 1, 0))
         query, scale = query * power, scale / power
         exact = abs(math.frexp(scale)[0]) == 0.5
-        parts = [left / scale] if exact else _split(left.to(wide(left.dtype)) / scale, query.dtype)
+        parts = [left / scale] if exact else split(left.to(wide(left.dtype)) / scale, query.dtype)
     query, key = side_by_side(query, *parts), side_by_side(key, *[right] * len(parts))
     return Folded(query, key, None if column is None else column.expand(key.shape[:-1]), scale)
 
 
-def _split(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def split(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """A sum of three 16-bit numbers, the gradient all through the first."""
     parts = [x.to(dtype)]
     rest = x.detach() - parts[0].detach().to(x.dtype)

@@ -1,0 +1,135 @@
+"""What times do to queries, keys and scores: rotations, and biases that are functions of the elapsed time."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful._errors import InvalidArgument
+from heedful.masks.factors import Factors
+from heedful.nn._frequencies import check_times
+from heedful.ops.fold import split
+
+
+class Moments(NamedTuple):
+    """Times that are all numbers, and which of them were given (None: all).
+
+    Where no number was given, the first event's time stands; what depends on it is marked as not known by `marked`, behind the
+    last operation whose gradient NaN would spoil.
+    """
+
+    times: Tensor  # [B, n], float64 or int64
+    start: Tensor  # [B, 1], the time of the first event that is seen
+    known: Tensor | None  # [B, n]
+
+    def since(self) -> Tensor:
+        """Times counted from the first event, in float64; whole numbers are subtracted before they are rounded."""
+        return (self.times - self.start).to(torch.float64)
+
+    def marked(self, x: Tensor) -> Tensor:
+        """x `[B, H, n, D]` with NaN where the time is not known."""
+        return x if self.known is None else x.masked_fill(~self.known[:, None, :, None], math.nan)
+
+
+def whole_or_float64(name: str, times: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """Times of this shape as int64 or float64."""
+    if times is None or (isinstance(times, Tensor) and times.shape != shape):
+        got = "None" if times is None else tuple(times.shape)
+        raise InvalidArgument(
+            f"{name} must be a tensor of shape (batch, seq) = {shape}, a time for each vector; got {got}"
+        )
+    check_times(times)
+    return times.to(torch.float64 if times.is_floating_point() else torch.int64)
+
+
+def moments(times: Tensor, key_times: Tensor, seen: Tensor | None, padding: Tensor | None) -> tuple[Moments, Moments]:
+    """The times of queries and of events; those that do not matter are the first event's.
+
+    `seen` `[B, n]` are the events that any query sees (None: all), `padding` `[B, m]` the queries that stand for no event. The
+    first event that is seen is the reference: every causal query sees it, so no later time can move what came before.
+    """
+    usable = torch.ones_like(key_times, dtype=torch.bool) if seen is None else seen
+    if key_times.is_floating_point():
+        usable = usable & key_times.isfinite()
+    start = _first(key_times, usable)
+    own = _cleaned(times, start, padding)
+    # An event that no query sees may be a query.
+    return own, own if key_times is times else _cleaned(key_times, start, None if seen is None else ~seen)
+
+
+def _first(times: Tensor, usable: Tensor) -> Tensor:
+    """`[B, 1]`: the first of the usable times, or zero where there is none."""
+    if times.shape[-1] == 0:
+        return times.new_zeros(times.shape[0], 1)
+    places = torch.arange(times.shape[-1], device=times.device)
+    place = torch.where(usable, places, times.shape[-1] - 1).amin(dim=-1, keepdim=True)
+    return torch.where(usable.gather(-1, place), times.detach().gather(-1, place), 0)
+
+
+def _cleaned(times: Tensor, start: Tensor, idle: Tensor | None) -> Moments:
+    """Times as they are, but the first event's where they are not numbers or idle."""
+    if not times.is_floating_point():
+        return Moments(times if idle is None else torch.where(idle, start.to(times.dtype), times), start, None)
+    known = times.isfinite()
+    kept = known if idle is None else known & ~idle
+    return Moments(torch.where(kept, times, start), start, known if idle is None else known | idle)
+
+
+def per_head(turns: Tensor, num_heads: int) -> Tensor:
+    """Turns `[B, n, F]` dealt out to heads in turn, `[B, H, n, F / H]`: every head has slow and fast ones."""
+    return turns.unflatten(-1, (-1, num_heads)).permute(0, 3, 1, 2)
+
+
+class Rotation(NamedTuple):
+    """Rotations of pairs of coordinates, `[B, H, n, D / 2]` each."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    @staticmethod
+    def by(turns: Tensor) -> Rotation:
+        angle = 2 * math.pi * turns
+        return Rotation(angle.cos(), angle.sin())
+
+    def turn(self, x: Tensor, back: bool = False) -> Tensor:
+        """R x, or R^T x, of vectors `[B, H, n, D]` whose r-th pair is the coordinates r and D / 2 + r."""
+        first, second = x.chunk(2, dim=-1)
+        sine = -self.sine if back else self.sine
+        pairs = first * self.cosine - second * sine, first * sine + second * self.cosine
+        return torch.cat(pairs, dim=-1).to(x.dtype)
+
+
+def harmonics(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> Factors:
+    r"""$\sum_r a_{hr} \cos 2\pi(\theta_{ir} - \theta_{jr}) + b_{hr} \sin 2\pi(\theta_{ir} - \theta_{jr})$ as factors of rank 2 r.
+
+    Turns $\theta$ of queries and keys are `[B, m, r]` and `[B, n, r]`, amplitudes a and b `[H, r]`.
+    """
+    of_query, of_key = Rotation.by(query[:, None]), Rotation.by(key[:, None])
+    a, b = (x[:, None].to(query.dtype) for x in (cosine, sine))
+    left = a * of_query.cosine + b * of_query.sine, a * of_query.sine - b * of_query.cosine
+    return torch.cat(left, dim=-1), torch.cat((of_key.cosine, of_key.sine), dim=-1)
+
+
+def decayed(since: Tensor, rates: Tensor, queries: int, dtype: torch.dtype) -> Factors:
+    r"""$\gamma_h (t_j - t_0)$ as factors: one number per key, in 16 bit three whose sum has 24 bits or more.
+
+    `since` `[B, n]` and `rates` `[H]` are float64. It is $-\gamma_h (t_i - t_j)$ up to $\gamma_h (t_i - t_0)$, the same along a row.
+    """
+    limit = torch.finfo(dtype).max
+    column = (rates[:, None] * since[:, None]).clamp(-limit, limit)  # [B, H, n]
+    parts = split(column, dtype) if dtype.itemsize == 2 else [column.to(dtype)]
+    left = torch.ones((), dtype=dtype, device=since.device).expand(queries, len(parts))
+    return left, torch.stack(parts, dim=-1)
+
+
+def bucketed(query: Tensor, key: Tensor, unit: Tensor, step: Tensor, count: int) -> Tensor:
+    r"""Which of `count` buckets $\tau = t_i - t_j$ falls into, `[B, m, n]`: $\lfloor \log_2(1 + |\tau| / u) / s \rfloor$.
+
+    The first half is of $\tau \ge 0$, the second of $\tau < 0$; the last of each half has no end.
+    """
+    elapsed = query[:, :, None] - key[:, None, :]
+    place = ((elapsed.abs() / unit).log1p() / (step * math.log(2.0))).floor().clamp(max=count // 2 - 1).long()
+    return torch.where(elapsed < 0, place + count // 2, place)
