@@ -7,31 +7,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from heedful._errors import InvalidArgument
+from heedful._runtime import readable
 from heedful.masks.factors import Factors
 from heedful.nn._frequencies import check_times
 from heedful.ops.fold import split
 
 
 class Moments(NamedTuple):
-    """Times that are all numbers, and which of them were given (None: all).
-
-    Where no number was given, the first event's time stands; what depends on it is marked as not known by `marked`, behind the
-    last operation whose gradient NaN would spoil.
-    """
+    """Times, and the one they are counted from."""
 
     times: Tensor  # [B, n], float64 or int64
-    start: Tensor  # [B, 1], the time of the first event that is seen
-    known: Tensor | None  # [B, n]
+    start: Tensor  # [B, 1]
 
     def since(self) -> Tensor:
-        """Times counted from the first event, in float64; whole numbers are subtracted before they are rounded."""
+        """Times counted from the start, in float64; whole numbers are subtracted before they are rounded."""
         return (self.times - self.start).to(torch.float64)
-
-    def marked(self, x: Tensor) -> Tensor:
-        """x `[B, H, n, D]` with NaN where the time is not known."""
-        return x if self.known is None else x.masked_fill(~self.known[:, None, :, None], math.nan)
 
 
 def whole_or_float64(name: str, times: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -46,18 +39,18 @@ def whole_or_float64(name: str, times: Tensor | None, shape: tuple[int, ...]) ->
 
 
 def moments(times: Tensor, key_times: Tensor, seen: Tensor | None, padding: Tensor | None) -> tuple[Moments, Moments]:
-    """The times of queries and of events; those that do not matter are the first event's.
+    """The times of queries and of events; those that do not matter become that of the first event that is seen.
 
     `seen` `[B, n]` are the events that any query sees (None: all), `padding` `[B, m]` the queries that stand for no event. The
-    first event that is seen is the reference: every causal query sees it, so no later time can move what came before.
+    first event that is seen is the start: every causal query sees it, so no later time can move what came before.
     """
     usable = torch.ones_like(key_times, dtype=torch.bool) if seen is None else seen
-    if key_times.is_floating_point():
-        usable = usable & key_times.isfinite()
+    usable = usable & key_times.isfinite() if key_times.is_floating_point() else usable
     start = _first(key_times, usable)
-    own = _cleaned(times, start, padding)
-    # An event that no query sees may be a query.
-    return own, own if key_times is times else _cleaned(key_times, start, None if seen is None else ~seen)
+    own = Moments(_known("times", times, start, padding), start)
+    if key_times is times:
+        return own, own  # an event that no query sees may be a query
+    return own, Moments(_known("key_times", key_times, start, None if seen is None else ~seen), start)
 
 
 def _first(times: Tensor, usable: Tensor) -> Tensor:
@@ -69,13 +62,16 @@ def _first(times: Tensor, usable: Tensor) -> Tensor:
     return torch.where(usable.gather(-1, place), times.detach().gather(-1, place), 0)
 
 
-def _cleaned(times: Tensor, start: Tensor, idle: Tensor | None) -> Moments:
-    """Times as they are, but the first event's where they are not numbers or idle."""
-    if not times.is_floating_point():
-        return Moments(times if idle is None else torch.where(idle, start.to(times.dtype), times), start, None)
-    known = times.isfinite()
-    kept = known if idle is None else known & ~idle
-    return Moments(torch.where(kept, times, start), start, known if idle is None else known | idle)
+def _known(name: str, times: Tensor, start: Tensor, idle: Tensor | None) -> Tensor:
+    """Times with the start where they are idle; refuses others that are not finite, where that can be seen without waiting."""
+    times = times if idle is None else torch.where(idle, start, times)
+    if times.is_floating_point() and readable(times) and not bool(times.isfinite().all()):
+        batch, place = (~times.isfinite()).nonzero()[0].tolist()
+        raise InvalidArgument(
+            f"{name} must be finite wherever they count; got {float(times[batch, place])} in sequence {batch} at place {place}. "
+            "Hide events without a time by key_padding_mask"
+        )
+    return times
 
 
 def per_head(turns: Tensor, num_heads: int) -> Tensor:
@@ -125,11 +121,13 @@ def decayed(since: Tensor, rates: Tensor, queries: int, dtype: torch.dtype) -> F
     return left, torch.stack(parts, dim=-1)
 
 
-def bucketed(query: Tensor, key: Tensor, unit: Tensor, step: Tensor, count: int) -> Tensor:
-    r"""Which of `count` buckets $\tau = t_i - t_j$ falls into, `[B, m, n]`: $\lfloor \log_2(1 + |\tau| / u) / s \rfloor$.
+def bucketed(query: Tensor, key: Tensor, table: Tensor, unit: Tensor, step: Tensor) -> Tensor:
+    r"""The entry of the table `[H, c]` for the bucket of each $\tau = t_i - t_j$: $\lfloor \log_2(1 + |\tau| / u) / s \rfloor$, `[B, H, m, n]`.
 
     The first half is of $\tau \ge 0$, the second of $\tau < 0$; the last of each half has no end.
     """
-    elapsed = query[:, :, None] - key[:, None, :]
-    place = ((elapsed.abs() / unit).log1p() / (step * math.log(2.0))).floor().clamp(max=count // 2 - 1).long()
-    return torch.where(elapsed < 0, place + count // 2, place)
+    elapsed, half = (query[:, :, None] - key[:, None, :]).detach(), table.shape[1] // 2
+    place = ((elapsed.abs() / unit).log1p() / (step * math.log(2.0))).nan_to_num().clamp(max=half - 1).long()
+    scores = embedding(torch.where(elapsed < 0, place + half, place), table.T).permute(0, 3, 1, 2)
+    # A time that is not finite has no bucket.
+    return scores + (elapsed - elapsed).to(table.dtype)[:, None]

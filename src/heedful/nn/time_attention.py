@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, softplus
+from torch.nn.functional import linear, softplus
 
 from heedful import masks
 from heedful._attend import Plan, attend
@@ -20,7 +20,7 @@ from heedful.nn._describe import Interaction
 from heedful.nn._frequencies import DEFAULT, TimeScale, exact, log_spaced, number, time_scale
 from heedful.nn._module import Module, check_heads, check_input, layer_mask, learned
 from heedful.nn._timing import Moments, Rotation, bucketed, decayed, harmonics, moments, per_head, whole_or_float64
-from heedful.nn.time import BochnerTime, TimeEncoding
+from heedful.nn.time import BochnerTime, PeriodicTime, TimeEncoding
 from heedful.ops import IMPLEMENTATIONS
 
 # Time features that are joined with the events before the projections.
@@ -138,17 +138,24 @@ class TimeAttention(Module):
             return BochnerTime(32 if kind == "bias" else size + size % 2, **place)
         if not isinstance(encoding, TimeEncoding):
             raise InvalidArgument(f"encoding must be a TimeEncoding such as BochnerTime; got {type(encoding).__name__}")
-        if kind in ("rotary", "bias") and not isinstance(encoding, BochnerTime):
+        encoding = encoding.to(**place)
+        if kind in JOINED:
+            return encoding
+        if not isinstance(encoding, PeriodicTime):
             raise InvalidArgument(
-                f"interaction={kind!r} takes the frequencies of a BochnerTime; got {type(encoding).__name__}, which "
-                "'add', 'concat', 'concat_mlp' and 'residual' take"
+                f"interaction={kind!r} takes the frequencies of a BochnerTime or MercerTime; got {type(encoding).__name__}, "
+                "which 'add', 'concat', 'concat_mlp' and 'residual' take"
             )
-        if kind == "rotary" and encoding.dim != size:
+        if getattr(encoding, "resample", "never") != "never":
+            raise InvalidArgument(
+                f"interaction={kind!r} keeps its frequencies from call to call; give resample='never'"
+            )
+        if kind == "rotary" and _frequencies(encoding) != size // 2:
             raise InvalidArgument(
                 f"interaction='rotary' has a frequency for each of {size // 2} pairs of coordinates: give BochnerTime({size}); "
-                f"got dim={encoding.dim}"
+                f"got {_frequencies(encoding)} frequencies"
             )
-        return encoding.to(**place)
+        return encoding
 
     def _make_interaction(self, place: dict[str, Any]) -> None:
         """The parameters that time has besides those of the encoding."""
@@ -157,9 +164,8 @@ class TimeAttention(Module):
         self.time_map: nn.Module | None = None
         self.skip: nn.Linear | None = None
         if kind == "bias":
-            assert self.encoding is not None
-            self.cosine = learned(heads, self.encoding.dim // 2, **place)
-            self.sine = learned(heads, self.encoding.dim // 2, **place)
+            assert isinstance(self.encoding, PeriodicTime)
+            self.cosine, self.sine = (learned(heads, _frequencies(self.encoding), **place) for _ in range(2))
         elif kind == "decay":
             self.decay = nn.Parameter(torch.full((heads,), EVEN, **place))
             self.register_buffer("constants", exact([1.0] * heads, place["device"]))
@@ -231,7 +237,8 @@ class TimeAttention(Module):
 
         Events are `key` `(B, n, embed)` at `key_times` `(B, n)`, the queries themselves by default. With both and `is_causal` query i
         sees events 0..i, whatever its own time: m = n queries at target times, answered at once, each as if alone. Masks are those of
-        `Attention` (True = ignore). A query whose time is not finite gives NaN.
+        `Attention` (True = ignore). Times that count must be finite: others raise an error on a CPU, and give NaN on a device or in
+        a compiled graph, where values cannot be looked at.
         """
         call = self._call(query, times, key, key_times, key_padding_mask, attn_mask, is_causal)
         dropout = self.dropout if self.training else 0.0
@@ -323,21 +330,34 @@ class TimeAttention(Module):
     def _project(self, query: Tensor, key: Tensor | None, at: Moments, event_at: Moments) -> list[Tensor]:
         """Queries, keys and values `[B, H, n, D]`; key is None where the events are the queries."""
         size, weight, bias = self.embed_dim, self.in_proj_weight, self.in_proj_bias
-        query = self._joined(query, at)
+        if self.interaction in JOINED:
+            features, event_features = self._features(at, event_at)
+            query = self._joined(query, features)
+            key = None if key is None else self._joined(key, event_features)
         if key is None:
             parts = list(linear(query, weight, bias).split(size, dim=-1))
         else:
             own, other = (None, None) if bias is None else bias.split((size, 2 * size))
-            both = linear(self._joined(key, event_at), weight[size:], other)
+            both = linear(key, weight[size:], other)
             parts = [linear(query, weight[:size], own), *both.split(size, dim=-1)]
         return [x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts]
 
-    def _joined(self, events: Tensor, at: Moments) -> Tensor:
-        """Events with the features of their times, `[B, n, width]`."""
-        if self.interaction not in JOINED:
-            return events
+    def _features(self, at: Moments, event_at: Moments) -> tuple[Tensor, Tensor]:
+        """Features `[B, n, dim]` of the times of queries and of events."""
         assert self.encoding is not None
-        features = self.encoding(at.times).to(events.dtype)
+        if event_at is at:
+            both = self.encoding(at.times)
+            return both, both
+        if not isinstance(self.encoding, PeriodicTime):
+            return self.encoding(at.times), self.encoding(event_at.times)
+        # In one call: frequencies that are drawn anew in each must be the same on both sides.
+        sizes = at.times.shape[1], event_at.times.shape[1]
+        own, other = self.encoding(torch.cat((at.times, event_at.times), dim=1)).split(sizes, dim=1)
+        return own, other
+
+    def _joined(self, events: Tensor, features: Tensor) -> Tensor:
+        """Events with the features of their times, `[B, n, width]`."""
+        features = features.to(events.dtype)
         if self.interaction == "add":
             assert self.time_map is not None
             return events + self.time_map(features)
@@ -351,38 +371,40 @@ class TimeAttention(Module):
     ) -> _Call:
         """Queries, keys and values as time leaves them, and what it adds to scores."""
         kind, encoding = self.interaction, self.encoding
+        if kind in JOINED:
+            return _Call(query, key, value, mask, None)
         if kind == "rotary":
-            assert isinstance(encoding, BochnerTime)
+            assert isinstance(encoding, PeriodicTime)
             own = Rotation.by(per_head(encoding.turns(at.since()), self.num_heads))
             other = own if event_at is at else Rotation.by(per_head(encoding.turns(event_at.since()), self.num_heads))
             value = other.turn(value) if self.rotate_values else value
-            query, key = at.marked(own.turn(query)), event_at.marked(other.turn(key))
-            return _Call(query, key, value, mask, own if self.rotate_values else None)
-        if kind in JOINED:
-            return _Call(at.marked(query), event_at.marked(key), value, mask, None)
+            return _Call(own.turn(query), other.turn(key), value, mask, own if self.rotate_values else None)
         if kind == "bucket":
-            unit, step = number(self.constants).unbind()
-            place = bucketed(at.since(), event_at.since(), unit, step, self.buckets)
             assert self.table is not None
-            scores = embedding(place, self.table.T).permute(0, 3, 1, 2)  # [B, H, m, n]
-            added = masks.from_sdpa(event_at.marked(at.marked(scores).mT).mT)
+            unit, step = number(self.constants).unbind()
+            added = masks.from_sdpa(bucketed(at.since(), event_at.since(), self.table, unit, step))
         elif kind == "bias":
-            assert isinstance(encoding, BochnerTime)
+            assert isinstance(encoding, PeriodicTime)
             assert self.cosine is not None
             assert self.sine is not None
-            left, right = harmonics(
-                encoding.turns(at.since()), encoding.turns(event_at.since()), self.cosine, self.sine
-            )
-            added = masks.low_rank(at.marked(left).to(query.dtype), event_at.marked(right).to(key.dtype))
+            turns = encoding.turns(at.since())
+            event_turns = turns if event_at is at else encoding.turns(event_at.since())
+            left, right = harmonics(turns, event_turns, self.cosine, self.sine)
+            added = masks.low_rank(left.to(query.dtype), right.to(key.dtype))
         else:
-            left, right = decayed(event_at.since(), self.decays(), query.shape[-2], key.dtype)
-            left = left if at.known is None else at.marked(left.expand(query.shape[0], 1, -1, -1))
-            added = masks.low_rank(left, event_at.marked(right))
+            added = masks.low_rank(*decayed(event_at.since(), self.decays(), query.shape[-2], key.dtype))
         assert added is not None
         return _Call(query, key, value, added if mask is None else mask & added, None)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, interaction={self.interaction!r}, impl={self.impl!r}"
+
+
+def _frequencies(encoding: PeriodicTime) -> int:
+    """How many pairs of cosine and sine an encoding has."""
+    place = next(encoding.parameters()).device
+    with torch.no_grad():
+        return encoding.turns(torch.zeros(1, dtype=torch.float64, device=place)).shape[-1]
 
 
 class _Call(NamedTuple):
