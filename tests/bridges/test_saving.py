@@ -14,15 +14,21 @@ from heedful._savable import digest
 from heedful.nn import (
     Attention,
     Block,
+    BochnerTime,
     Encoder,
     GramCoefficients,
     InvariantCoefficients,
     Knowledge,
     KnowledgeAttention,
+    LinearTime,
+    MercerTime,
     PairAttention,
     Pairs,
     Positions,
+    PositionTime,
     Primal,
+    TGATTime,
+    Time2Vec,
 )
 from listed import KERNELS
 
@@ -41,6 +47,13 @@ MODULES = {
     "invariant": lambda: InvariantCoefficients(units=3, depth=2, out_channels=2, out_scalars=1),
     "gram": lambda: GramCoefficients(5, outputs=2, use=("xx",), scale=0.5),
     "positions": lambda: Positions(12, "learned", max_len=9),
+    "bochner": lambda: BochnerTime(6, "mixture", components=2, sampler="random", periods=["1d"], period_range=("1h", "28d")),
+    "mercer": lambda: MercerTime([7.3, "7d"], 2, trainable=False),
+    "mercer-projected": lambda: MercerTime(3, 2, output="projected", init="authors"),
+    "time2vec": lambda: Time2Vec(5),
+    "tgat": lambda: TGATTime(5, init="log", period_range=(1.0, 9.0)),
+    "linear-time": lambda: LinearTime(5),
+    "position-time": lambda: PositionTime(5, "learned", max_len=12),
     "encoder-knowledge": lambda: Encoder(
         12, 2, [Knowledge(knowledge=3, kernel=[Softmax(), Gaussian(torch.nn.Parameter(torch.ones(1)))]), Pairs(4)], hidden=0
     ),

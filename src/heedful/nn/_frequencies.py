@@ -170,6 +170,10 @@ class Law(nn.Module):
         """Float64 `(F,)`."""
         raise NotImplementedError
 
+    def periods(self) -> Tensor:
+        """Float64 `(F,)`; infinite where a rate is 0."""
+        return 1 / self.rates().abs()
+
     def turns(self, times: Tensor) -> Tensor:
         """Phases of float64 times `(...,)`, `(..., F)` in float64 within [0, 1)."""
         return fraction(times[..., None] * self.rates())
@@ -211,6 +215,10 @@ class Free(Law):
 
     def rates(self) -> Tensor:
         return 1 / number(self.start_periods) + self.slopes()
+
+    def periods(self) -> Tensor:
+        start = number(self.start_periods)
+        return (start / (1 + start * self.slopes())).abs()
 
     def turns(self, times: Tensor) -> Tensor:
         # Whole periods are taken off as times: exact for 86400 s and the like, where a rounded 1 / P times 1e9 s is not.

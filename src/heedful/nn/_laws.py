@@ -32,7 +32,7 @@ class _Sampled(Law):
             _uniform(frequencies, place["device"]) if sampler == "random" else (at.div(groups).floor() + 0.5) / counts
         )
         self.register_buffer("points", exact(points))
-        self.register_buffer("drawn", exact(points), persistent=False)
+        self.register_buffer("drawn", exact(points.clone()), persistent=False)
 
     def group_sizes(self, device: Any) -> Tensor:
         """How many frequencies each group has: frequency i belongs to group i modulo `groups`."""

@@ -13,6 +13,11 @@ from heedful._text import quantity
 SHOWN = 8
 
 
+def is_wide(periods: np.ndarray) -> bool:
+    """Whether periods differ so much that a linear axis would hide the short ones."""
+    return bool(periods.size and periods.max() > 100 * periods.min())
+
+
 @dataclass(frozen=True, eq=False)
 class TimeSpectrum(Result):
     r"""The lines of a kernel, $\psi(\tau) = c + \sum_i w_i \cos(2 \pi \tau / P_i)$, heaviest first."""
@@ -34,14 +39,15 @@ class TimeSpectrum(Result):
         for period, weight in zip(self.periods[:SHOWN], self.weights, strict=False):
             lines.append(f"  {period:<12.6g} {weight / whole:6.1%}")
         if len(self.periods) > SHOWN:
-            lines.append(f"  and {quantity(len(self.periods) - SHOWN, 'period')} of smaller weight")
+            lines.append(f"  and {quantity(len(self.periods) - SHOWN, 'period')} of no larger weight")
         return "\n".join(lines)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """The weight of each period, on a logarithmic axis."""
+        """The weight of each period, on a logarithmic axis where periods differ widely."""
         ax = axes(ax)
         finite = np.isfinite(self.periods)
-        ax.vlines(self.periods[finite], 0, self.weights[finite])
-        ax.plot(self.periods[finite], self.weights[finite], "o", markersize=4)
-        ax.set(xscale="log", xlabel="period", ylabel="weight", ylim=(0, None))
+        periods, weights = self.periods[finite], self.weights[finite]
+        ax.vlines(periods, 0, weights)
+        ax.plot(periods, weights, "o", markersize=4)
+        ax.set(xscale="log" if is_wide(periods) else "linear", xlabel="period", ylabel="weight", ylim=(0, None))
         return ax

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from heedful._checks import check_choice, check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful._runtime import full_precision
-from heedful.nn._frequencies import DEFAULT, Free, Law, TimeScale, as_periods, fraction, ranged
+from heedful.nn._frequencies import DEFAULT, Free, TimeScale, as_periods, fraction, ranged
 from heedful.nn._laws import Exponents
 from heedful.nn.time import Init, PeriodicTime, PeriodRange
 
@@ -92,7 +92,7 @@ class MercerTime(PeriodicTime):
         self.count = int(count)
         self.dim = self.count if output == "projected" else self.count * (2 * degree + 1)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.law: Law = (
+        self.law = (
             Exponents(self.count, trainable, most=8, **place)
             if init == "authors"
             else Free(self.count, trainable, **place)
@@ -134,10 +134,6 @@ class MercerTime(PeriodicTime):
     def _harmonics(self) -> Tensor:
         device = next(self.parameters()).device
         return torch.arange(1, self.degree + 1, dtype=torch.float64, device=device)
-
-    def periods(self) -> Tensor:
-        """The k periods themselves, float64, in the unit of the times."""
-        return 1 / self.law.rates().abs()
 
     def amplitudes(self) -> Tensor:
         """Roots of what each harmonic has of the kernel, `(k m,)`."""

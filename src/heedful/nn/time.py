@@ -16,7 +16,7 @@ from heedful._runtime import full_precision, readable
 from heedful.nn._frequencies import DEFAULT, Free, Law, TimeScale, as_periods, check_times, ranged, time_scale
 from heedful.nn._laws import Exponents, Flow, Mixture
 from heedful.nn._module import Module
-from heedful.nn._time_results import TimeSpectrum
+from heedful.nn._time_results import TimeSpectrum, is_wide
 
 Spectra = Literal["free", "normal", "mixture", "flow", "mlp"]
 Sampler = Literal["quantile", "random"]
@@ -81,6 +81,8 @@ class PeriodicTime(TimeEncoding):
     $$\psi(\tau) = c + \sum_i a_i^2 \cos 2\pi r_i \tau$$
     """
 
+    law: Law
+
     def rates(self) -> Tensor:
         """Turns per unit of time, float64 `(R,)`, differentiable."""
         raise NotImplementedError
@@ -102,7 +104,7 @@ class PeriodicTime(TimeEncoding):
 
     def periods(self) -> Tensor:
         """The learned periods, float64, in the unit of the times."""
-        return 1 / self.rates().abs()
+        return self.law.periods()
 
     def kernel(self, tau: Tensor | float) -> Tensor:
         r"""$\psi(\tau)$ of elapsed times of any shape; where features are not invariant, its mean over all t."""
@@ -127,7 +129,7 @@ class PeriodicTime(TimeEncoding):
             periods = np.unique(periods[np.isfinite(periods)])
             if periods.size == 0:
                 raise InvalidArgument("every learned rate is 0: there is no period to draw")
-            wide = periods[-1] > 100 * periods[0]
+            wide = is_wide(periods)
             end = as_periods([longest])[0] if longest else float(periods[-1]) * (1 if wide else 2)
             tau = np.geomspace(periods[0] / 8, end, 4000) if wide else np.linspace(0, end, 2000)
             ax.plot(tau, self.kernel(torch.from_numpy(tau)).cpu().numpy(), linewidth=1.2)
@@ -137,7 +139,7 @@ class PeriodicTime(TimeEncoding):
         if len(inside) <= SHOWN_PERIODS:
             for period in inside:
                 ax.annotate(
-                    f"{period:.5g}",
+                    f"{period:.6g}",
                     (period, 1),
                     xycoords=("data", "axes fraction"),
                     xytext=(3, -12),
