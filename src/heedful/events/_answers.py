@@ -25,7 +25,7 @@ class Answering:
 
     if TYPE_CHECKING:
         classes_: np.ndarray
-        network_: EventNetwork
+        network_: Any
         history: int
         device: str
         predict_dtype: str
@@ -140,7 +140,7 @@ class Answering:
                 types[rows, step] = torch.multinomial(shares, 1, generator=generator)[:, 0].numpy()
                 times[rows, step] = after.numpy()
             marks = np.zeros((size, now.inputs[2].shape[1]), dtype=np.float32)
-            new = (types[:, step], times[:, step], marks, *now.inputs[3:])
+            new: tuple[np.ndarray, ...] = (types[:, step], times[:, step], marks, *now.inputs[3:])
             now = now.joined(EventSamples(new, offsets=np.arange(size + 1)))
         shape = (len(samples), draws, steps)
         return Futures(self.classes_[types].reshape(shape), self._dates(times.reshape(shape)))

@@ -152,17 +152,19 @@ def _of_mapping(X: Mapping[str, Any]) -> Sequences:
         str(name): _flat(values, offsets, f"marks[{name!r}]", "offsets" in X)
         for name, values in _named(X.get("marks"), "marks").items()
     }
-    types = X.get("types")
+    types, count = X.get("types"), len(offsets) - 1
+    per_sequence = {
+        str(name): _per_sequence(values, count, f"static[{name!r}]")
+        for name, values in _named(X.get("static"), "static").items()
+    }
     return Sequences(
         times,
         offsets.astype(np.int64),
         None if types is None else _labels(_flat(types, offsets, "types", "offsets" in X)),
-        *(_bounds(X.get(name), len(offsets) - 1, dated, name) for name in ("starts", "ends")),
-        per_event,
-        {
-            str(name): _per_sequence(values, len(offsets) - 1, f"static[{name!r}]")
-            for name, values in _named(X.get("static"), "static").items()
-        },
+        starts=_bounds(X.get("starts"), count, dated, "starts"),
+        ends=_bounds(X.get("ends"), count, dated, "ends"),
+        marks=per_event,
+        static=per_sequence,
         dated=dated,
     )
 

@@ -34,8 +34,8 @@ class EventSamples(Samples):
         of_events, of_sequences = self.inputs[:3], self.inputs[3:]
         return EventSamples(
             (*(part[places] for part in of_events), *(part[rows] for part in of_sequences)),
-            None,
-            *(None if part is None else part[rows] for part in (self.weights, self.groups, self.times)),
+            weights=None if self.weights is None else self.weights[rows],
+            groups=None if self.groups is None else self.groups[rows],
             offsets=offsets,
         )
 
@@ -110,7 +110,7 @@ class Windows:
         """The windows of some sequences."""
         return np.flatnonzero(np.isin(self.owners, sequences)).tolist()
 
-    def batch(self, windows: Sequence[int]) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    def batch(self, windows: Sequence[int] | np.ndarray) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Inputs (codes, times, padding, marks, static), targets, and what is known of the tail.
 
         Targets `(B, n, 2)`: for event i the wait until event i + 1 and whether that one counts; tail `(B, 2)`: the wait behind the last event

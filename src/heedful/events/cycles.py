@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heedful.events._sequences import Columns, label_codes, read_sequences
-from heedful.nn.time import as_periods
+from heedful.nn import as_period
 
 if TYPE_CHECKING:
     from heedful.ops.periodogram import Periodogram
@@ -52,8 +53,6 @@ def seconds_of(period: Any) -> float:
     """A period in units of time; text as "1d" in seconds, text that is a number as it is."""
     if isinstance(period, str):
         period = period.strip()
-        try:
+        with suppress(ValueError):
             period = float(period)
-        except ValueError:
-            pass
-    return as_periods([period])[0]
+    return as_period(period)

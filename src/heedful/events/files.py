@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
 from heedful.bridges.frames import is_frame, read_table

@@ -12,7 +12,7 @@ from torch.nn import functional
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.events.density import LogNormalMixture
-from heedful.nn import BochnerTime, Block, Encoder, MercerTime, Module, Timed, time_encoding
+from heedful.nn import Block, BochnerTime, Encoder, MercerTime, Module, Timed, time_encoding
 
 Time = Literal["linear", "bochner", "mercer", "time2vec", "tgat", "order"]
 FEATURES = 32  # of a time, before they are mapped to the width of the network
@@ -68,7 +68,7 @@ class EventNetwork(Module):
         dropout: float = 0.1,
         *,
         time: Time = "linear",
-        interaction: str = "rotary",
+        interaction: Any = "rotary",
         rotate_values: bool = False,
         clock: Sequence[float] = (),
         degree: int = 8,
@@ -123,7 +123,7 @@ class EventNetwork(Module):
             times = torch.arange(times.shape[1], dtype=torch.float64).expand_as(times)
         for module in self.modules():
             if module is not self and hasattr(module, "calibrate") and module not in self._absolute:
-                module.calibrate(times, mask, periods=periods)
+                module.calibrate(times, mask, periods=periods)  # type: ignore[operator]
         return self
 
     @property
@@ -209,9 +209,10 @@ class EventNetwork(Module):
             if items is None:
                 return output(states)
             return functional.linear(states, output.weight[items], output.bias[items])
+        assert self.bias is not None
         weight, bias = self.embedding.weight[: self.types], self.bias
         if items is not None:
-            weight, bias = weight[items], bias[items]  # type: ignore[index]
+            return functional.linear(output(states), weight[items], bias[items])
         return functional.linear(output(states), weight, bias)
 
     def own_logits(self, states: Tensor, items: Tensor, *, known: bool = False) -> Tensor:

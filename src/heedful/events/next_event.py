@@ -130,7 +130,7 @@ class NextEvent(Answering, Estimator):
         sort: bool = False,
         epochs: int = 30,
         batch_size: int | str = "auto",
-        lr: float = 2e-3,
+        lr: float = 4e-3,
         schedule: str = "cosine",
         weight_decay: float = 0.0,
         validation_fraction: float | None = 0.1,
@@ -189,11 +189,10 @@ class NextEvent(Answering, Estimator):
         check_choice((True, False), sort=self.sort, tied=self.tied, trend=self.trend, rotate_values=self.rotate_values)
         check_number(least=0, high=1, dropout=self.dropout)
         self._given_clock()
-        self._columns
+        self._columns()
         # Sizes of layers are checked where layers are made.
         self._make(2, device="meta")
 
-    @property
     def _columns(self) -> Columns:
         for name in ("sequence", "time_column", "type"):
             if not isinstance(getattr(self, name), str):
@@ -211,7 +210,7 @@ class NextEvent(Answering, Estimator):
     def _read(
         self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
     ) -> EventSamples:
-        sequences = read_sequences(X, self._columns, sort=bool(self.sort))
+        sequences = read_sequences(X, self._columns(), sort=bool(self.sort))
         if fitting:
             self._learn_types(sequences)
             self.is_dated_, self.is_started_ = sequences.dated, bool((~np.isnan(sequences.starts)).any())
@@ -284,7 +283,7 @@ class NextEvent(Answering, Estimator):
         covariates: Mapping[str, Any] | None = None,
         device: str | None = None,
     ) -> EventNetwork:
-        widths = {name: _covariates.width(parts) for name, parts in (covariates or {}).items()}
+        widths: dict[str, Any] = {name: _covariates.width(parts) for name, parts in (covariates or {}).items()}
         sizes: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("embed_dim", "num_heads", "layers", "target_layers", "hidden", "dropout", "time", "interaction", "degree", "components")

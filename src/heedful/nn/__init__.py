@@ -1,6 +1,7 @@
 """Layers that learn: attention with any kernel, with knowledge, in primal form, in blocks and encoders."""
 
 from heedful.nn._describe import Knowledge, Pairs, Primal, Timed
+from heedful.nn._frequencies import as_period
 from heedful.nn._module import Coefficients, KernelParameters, Module
 from heedful.nn._primal_results import PrimalDual, PrimalScores
 from heedful.nn._time_results import TimeSpectrum
@@ -56,6 +57,7 @@ __all__ = [
     "TimeSpectrum",
     "Timed",
     "VectorsAndScalars",
+    "as_period",
     "kl_loss",
     "ksvd_loss",
     "mc_predict",
