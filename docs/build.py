@@ -16,6 +16,7 @@ PACKAGES = {
     "heedful.ops": "Implementations of `attend`",
     "heedful.nn": "Layers",
     "heedful.series": "Time series",
+    "heedful.events": "Events",
     "heedful.geometry": "Sets of points",
     "heedful.decomposition": "Kernel SVD",
     "heedful.convert": "Pretrained models made linear",

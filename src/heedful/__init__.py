@@ -56,6 +56,8 @@ _HOMES = {
             "convert",
             "decomposition",
             "discovery",
+            "events",
+            "events",
             "geometry",
             "kernels",
             "lens",
@@ -99,6 +101,7 @@ __all__ = [
     "convert",
     "decomposition",
     "discovery",
+    "events",
     "explain",
     "geometry",
     "kernels",
@@ -114,7 +117,20 @@ __all__ = [
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful import bridges, convert, decomposition, discovery, geometry, kernels, lens, masks, nn, ops, series
+    from heedful import (
+        bridges,
+        convert,
+        decomposition,
+        discovery,
+        events,
+        geometry,
+        kernels,
+        lens,
+        masks,
+        nn,
+        ops,
+        series,
+    )
     from heedful._attend import Plan, attend
     from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra, Unsupported
     from heedful.decomposition import KernelSVD

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,15 +17,16 @@ from heedful._errors import InvalidArgument
 class Task:
     """One kind of data: its package, the endings of its files, its `read(file, split)`, its estimators, the first by default.
 
-    `holds` says what its files hold, for the help of the command line. What `read` gives has `X`, `y` (None where the file has no labels), a length, the number of
-    cases, and a `repr` that says what it is.
+    `endings` maps each to names by which a file of this kind is known among others with that ending: columns of a table, arrays of a .npz. `holds` says what its files hold, for the help of the command line. What `read` gives has `X`, `y` (None where the file has no labels), a length, the number of
+    cases, and a `repr` that says what it is. What is to be predicted is in X itself where a task is not `labelled`.
     """
 
     name: str
-    endings: tuple[str, ...]
+    endings: Mapping[str, tuple[str, ...]]
     reader: str
     estimators: tuple[str, ...]
     holds: str
+    labelled: bool = True
 
     @property
     def package(self) -> Any:
@@ -43,8 +46,9 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("series", (".npz", ".ts"), "read", ("SeriesClassifier",), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts"),
-        Task("geometry", (".npz", ".csv", ".parquet"), "read", ("EquivariantRegressor", "EquivariantClassifier"), ".npz with X, y and lengths, --task geometry; or .csv and .parquet with a row for each point, columns case and target"),
+        Task("series", {".npz": ("X",), ".ts": ()}, "read", ("SeriesClassifier",), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts"),
+        Task("geometry", {".npz": ("X",), ".csv": ("case",), ".parquet": ("case",)}, "read", ("EquivariantRegressor", "EquivariantClassifier"), ".npz with X, y and lengths, --task geometry; or .csv and .parquet with a row for each point, columns case and target"),
+        Task("events", {".csv": ("sequence", "time"), ".parquet": ("sequence", "time"), ".npz": ("times", "offsets")}, "read", ("NextEvent",), ".csv and .parquet with a row for each event, columns sequence, time and type, or others that --sequence, --time-column and --type name; or .npz with times, offsets and types", labelled=False),
     )
 }  # fmt: skip
 
@@ -52,11 +56,38 @@ HOMES = {name: f"heedful.{task.name}" for task in TASKS.values() for name in tas
 
 
 def task_of(file: Path, task: str | None = None) -> Task:
-    """What a file holds, as it was said or by its ending."""
+    """What a file holds, as it was said, or by its ending and, of several kinds with one ending, by the names in it."""
     if task is not None and task not in TASKS:
         raise InvalidArgument(f"task must be one of {', '.join(TASKS)}; got {task!r}")
     fitting = [kind for kind in TASKS.values() if file.suffix in kind.endings]
     if task is None and not fitting:
         endings = "; ".join(f"{name}: {', '.join(kind.endings)}" for name, kind in TASKS.items())
         raise InvalidArgument(f"cannot tell from its ending what {file} holds; files that are read: {endings}")
-    return fitting[0] if task is None else TASKS[task]
+    if task is not None or len(fitting) == 1:
+        return fitting[0] if task is None else TASKS[task]
+    names = _names(file.expanduser())
+    for kind in fitting:
+        if names is None or all(
+            any(f"{key}{end}" in names for end in ("", "_train", "_test")) for key in kind.endings[file.suffix]
+        ):
+            return kind
+    wanted = "; ".join(f"{kind.name}: {', '.join(kind.endings[file.suffix])}" for kind in fitting)
+    raise InvalidArgument(
+        f"cannot tell what {file} holds: it has {', '.join(names[:8]) if names else 'nothing'}. Known by their names are {wanted}; "
+        "or give task and what names its columns"
+    )
+
+
+def _names(file: Path) -> list[str] | None:
+    """Columns of a table or arrays of a .npz, as far as they can be had without reading it; None where not."""
+    try:
+        if file.suffix == ".csv":
+            with file.open(newline="", encoding="utf-8-sig") as lines:
+                return next(csv.reader(lines), [])
+        if file.suffix == ".npz":
+            with zipfile.ZipFile(file) as held:
+                return [name.removesuffix(".npy") for name in held.namelist()]
+        parquet = import_module("pyarrow.parquet")
+        return list(parquet.read_schema(file).names)
+    except (OSError, ValueError, ImportError, csv.Error, zipfile.BadZipFile):
+        return None

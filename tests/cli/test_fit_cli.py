@@ -120,10 +120,10 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", tmp_path / "table.txt", *out), "cannot tell from its ending what"),
         (
             ("fit", tmp_path / "table.csv", *out),
-            "has no column 'case', which says of which case a point is; it has a, b",
+            "it has a, b. Known by their names are geometry: case; events: sequence, time; or give --task",
         ),
         (("fit", tmp_path / "table.csv", *out, "--task", "series"), "neither .npz nor .ts"),
-        (("fit", file, *out, "--task", "poems"), "--task must be one of series, geometry; got 'poems'"),
+        (("fit", file, *out, "--task", "poems"), "--task must be one of series, geometry, events; got 'poems'"),
         (("fit", file), "--out is missing"),
         (("fit", file, "--out", tmp_path / "file"), "is a file; name a folder"),
         (("fit", file, *out, "--heads", 7), "--embed-dim must be a multiple of --heads"),

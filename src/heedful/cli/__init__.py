@@ -17,6 +17,7 @@ from heedful._errors import HeedfulError
 from heedful.bridges.reading import DEMO
 from heedful.cli.arguments import AsJson, Model, Text, TextFile, echo, in_options, spellings
 from heedful.cli.discover import discover
+from heedful.cli.events import events
 from heedful.cli.explain import explain
 from heedful.cli.fit import FitCommand, fit, predict, score
 from heedful.cli.plan import plan, seprank
@@ -170,6 +171,7 @@ def _reproduce(
 
 app.command("explain")(explain)
 app.command("discover")(discover)
+app.add_typer(events, name="events")
 app.command("fit", cls=FitCommand)(fit)
 app.command("predict")(predict)
 app.command("score")(score)

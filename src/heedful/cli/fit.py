@@ -102,6 +102,13 @@ def predict(
     file: File,
     out: Annotated[Path | None, typer.Option(help="Write the table here.", show_default="to standard output")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="A column of probabilities for each class.")] = False,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            help="Events: the time at which the next event happens, a number or a date, or +WAIT behind each last event.",
+            show_default="unknown",
+        ),
+    ] = None,
     task: TaskName = None,
     device: Device = "auto",
 ) -> None:
@@ -114,16 +121,21 @@ def predict(
     model, kind = _opened(folder, file, task, device)
     if proba and not hasattr(model, "predict_proba"):
         raise InvalidArgument(f"--proba is for classifiers; {folder} holds a {type(model).__name__}")
+    if at is not None and not hasattr(model, "times_at"):
+        raise InvalidArgument(f"--at is for events; {folder} holds a {type(model).__name__}")
     data = kind.read(file, "test")
     with _warnings_in_a_line():
-        shares: Any = model.predict_proba(data.X) if hasattr(model, "classes_") else None
+        given = {} if at is None else {"at": model.times_at(data.X, at)}
+        shares: Any = model.predict_proba(data.X, **given) if hasattr(model, "classes_") else None
         answers = model.predict(data.X) if shares is None else model.classes_[shares.argmax(1)]
+        beside = model.columns_beside(data.X) if hasattr(model, "columns_beside") else {}
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     head, lines = _lines(answers, getattr(model, "per_point_", False))
-    rows.writerow([*head, *(map(str, model.classes_) if proba else ())])
-    for at, line in enumerate(lines):
-        rows.writerow([*line, *(f"{part:.6g}" for part in (shares[at].tolist() if proba else ()))])
+    rows.writerow([*head, *beside, *(map(str, model.classes_) if proba else ())])
+    for place, line in enumerate(lines):
+        more = [column[place] for column in beside.values()]
+        rows.writerow([*line, *more, *(f"{part:.6g}" for part in (shares[place].tolist() if proba else ()))])
     if out is None:
         typer.echo(table.getvalue(), nl=False)
     else:
@@ -152,6 +164,12 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
     """Computes the metric of a model, such as accuracy, on the labelled cases of a file."""
     model, kind = _opened(folder, file, task, device)
     data = _labelled(kind, file, "test")
+    if not kind.labelled:
+        with _warnings_in_a_line():
+            results = model.evaluations(data.X)
+        judged = {"data": repr(data), "evaluations": [result.to_dict() for result in results]}
+        echo(judged, as_json, lambda _: "\n".join(map(str, (f"{data!r}", *results))))
+        return
     with _warnings_in_a_line():
         value = _quality(model, data)
     outcome = {"data": repr(data), "cases": len(data), model.metric: value}
@@ -163,7 +181,8 @@ def _estimator(args: list[str]) -> type[Any]:
     options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
     if {"--help", "-h"} & set(args):
-        kind = TASKS.get(options.get("--task", "")) or next(iter(TASKS.values()))
+        there = [Path(word) for word in files if Path(word).expanduser().is_file()]
+        kind = TASKS.get(options.get("--task", "")) or (task_of(there[0]) if there else next(iter(TASKS.values())))
     else:
         # What can be known before the estimator, and torch with it, is imported.
         others = [word for word in args if Path(word).suffix and not word.startswith("-")]
@@ -265,7 +284,7 @@ def _opened(folder: Path, file: Path, task: str | None, device: str) -> tuple[An
 
 def _labelled(kind: Task, file: Path, split: str) -> Any:
     data = kind.read(file, split)
-    if data.y is None:
+    if data.y is None and kind.labelled:
         raise InvalidArgument(f"{file} holds no labels; add y, one for each case")
     return data
 

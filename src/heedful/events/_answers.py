@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.bridges.estimator import Inputs, device_of, dtype_of, placed, seed_of
 from heedful.bridges.samples import check_is_fitted
-from heedful.events._sequences import numbers_of_times
+from heedful.events._sequences import Columns, numbers_of_times, read_sequences
 from heedful.events._windows import EventSamples, Windows
+from heedful.events.cycles import as_wait
 from heedful.events.density import LogNormalMixture
 from heedful.events.network import EventNetwork
 from heedful.events.results import Curve, Evaluation, Futures
@@ -33,7 +34,11 @@ class Answering:
         is_dated_: bool
         seed_: int
 
+        sequence: str
+        sort: bool
+
         def _read(self, X: Any) -> EventSamples: ...
+        def _columns(self) -> Columns: ...
 
     @torch.no_grad()
     def predict_proba(self, X: Any, at: Any = None) -> np.ndarray:
@@ -99,6 +104,29 @@ class Answering:
     def score(self, X: Any, y: Any = None, *, at: str | None = None) -> float:
         """The accuracy of `evaluate`: of the type of every event, from those before it, its time known (`at="true"`) or not (None)."""
         return self.evaluate(X, at=at).accuracy
+
+    def evaluations(self, X: Any) -> list[Evaluation]:
+        """`evaluate` with the time of each event unknown and, where the model has answers for that, known."""
+        ways = (None, "true") if self.network_.targets is not None else (None,)
+        return [self.evaluate(X, at=at) for at in ways]
+
+    def times_at(self, X: Any, at: str) -> np.ndarray:
+        """Times for `at` of each sequence from text: one number or date for all, or `"+5"` and `"+1d"`, a wait behind each last event."""
+        samples = self._unseen(X)
+        if at.startswith("+"):
+            return self._dates(_last_times(samples) + as_wait(at[1:]))
+        try:
+            time = np.datetime64(at) if self.is_dated_ else float(at)
+        except ValueError:
+            kind = "a date as 2026-01-31T12:00" if self.is_dated_ else "a number"
+            raise InvalidArgument(f"at must be {kind}, or a wait as +5 or +1d; got {at!r}") from None
+        return np.full(len(samples), time)
+
+    def columns_beside(self, X: Any) -> dict[str, Sequence[Any]]:
+        """What a table of predictions says besides: the name of each sequence, and the median time of its next event."""
+        names = read_sequences(X, self._columns(), sort=bool(self.sort)).names
+        named = {} if names is None else {self.sequence: [str(name) for name in names]}
+        return named | ({"time": self.predict_time(X).tolist()} if self.network_.components else {})
 
     @torch.no_grad()
     def probability_curve(self, X: Any, grid: Any = None) -> Curve:

@@ -49,8 +49,8 @@ def found(times: np.ndarray, types: np.ndarray, offsets: np.ndarray) -> tuple[li
     return kinds["coherent"], kinds["within"]
 
 
-def seconds_of(period: Any) -> float:
-    """A period in units of time; text as "1d" in seconds, text that is a number as it is."""
+def as_wait(period: Any) -> float:
+    """A period or wait in units of time; text as "1d" in seconds, text that is a number as it is."""
     if isinstance(period, str):
         period = period.strip()
         with suppress(ValueError):

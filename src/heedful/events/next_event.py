@@ -21,7 +21,7 @@ from heedful.events import _covariates
 from heedful.events._answers import Answering
 from heedful.events._sequences import Columns, Sequences, chosen, label_codes, read_sequences
 from heedful.events._windows import EventSamples, Windows
-from heedful.events.cycles import found, seconds_of
+from heedful.events.cycles import as_wait, found
 from heedful.events.network import EventNetwork, Time
 
 UNKNOWN = 0.01
@@ -205,7 +205,7 @@ class NextEvent(Answering, Estimator):
             return None if self.clock == "auto" else []
         if not isinstance(self.clock, str | list | tuple | np.ndarray):
             raise InvalidArgument(f"clock must be 'auto', 'none', or periods as '1d,7d'; got {self.clock!r:.100}")
-        return [seconds_of(part) for part in (self.clock.split(",") if isinstance(self.clock, str) else self.clock)]
+        return [as_wait(part) for part in (self.clock.split(",") if isinstance(self.clock, str) else self.clock)]
 
     def _read(
         self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
@@ -266,10 +266,8 @@ class NextEvent(Answering, Estimator):
         self.span_ = (float(times.min()), float(times.max()))
         given = self._given_clock()
         self.clock_, self.cycles_ = [] if given is None else given, []
-        if self.time != "order":
-            every, within = found(times, codes, samples.offsets)
-            self.cycles_ = within
-            self.clock_ = every if given is None else given
+        if given is None and self.time != "order":
+            self.clock_, self.cycles_ = found(times, codes, samples.offsets)
 
     def _network(self) -> EventNetwork:
         return self._make(len(self.classes_), self.clock_, self.span_, self.gap_moments_, self.covariates_)

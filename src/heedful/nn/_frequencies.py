@@ -222,6 +222,6 @@ class Free(Law):
 
     def turns(self, times: Tensor) -> Tensor:
         # Whole periods are taken off as times: exact for 86400 s and the like, where a rounded 1 / P times 1e9 s is not.
-        times, periods = times[..., None], number(self.start_periods)
+        times, periods = times.unsqueeze(-1), number(self.start_periods)
         whole = (times.detach() / periods).floor()
         return fraction((times - whole * periods) / periods + times * self.slopes())

@@ -103,8 +103,8 @@ def harmonics(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> Facto
 
     Turns $\theta$ of queries and keys are `[B, m, r]` and `[B, n, r]`, amplitudes a and b `[H, r]`.
     """
-    of_query, of_key = Rotation.by(query[:, None]), Rotation.by(key[:, None])
-    a, b = (x[:, None].to(query.dtype) for x in (cosine, sine))
+    of_query, of_key = (Rotation.by(turns.unsqueeze(1)) for turns in (query, key))
+    a, b = (x.unsqueeze(1).to(query.dtype) for x in (cosine, sine))
     left = a * of_query.cosine + b * of_query.sine, a * of_query.sine - b * of_query.cosine
     return torch.cat(left, dim=-1), torch.cat((of_key.cosine, of_key.sine), dim=-1)
 
@@ -115,7 +115,7 @@ def decayed(since: Tensor, rates: Tensor, queries: int, dtype: torch.dtype) -> F
     `since` `[B, n]` and `rates` `[H]` are float64. It is $-\gamma_h (t_i - t_j)$ up to $\gamma_h (t_i - t_0)$, the same along a row.
     """
     limit = torch.finfo(dtype).max
-    column = (rates[:, None] * since[:, None]).clamp(-limit, limit)  # [B, H, n]
+    column = (rates.unsqueeze(1) * since.unsqueeze(1)).clamp(-limit, limit)  # [B, H, n]
     parts = split(column, dtype) if dtype.itemsize == 2 else [column.to(dtype)]
     left = torch.ones((), dtype=dtype, device=since.device).expand(queries, len(parts))
     return left, torch.stack(parts, dim=-1)

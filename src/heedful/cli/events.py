@@ -1,0 +1,56 @@
+"""`heedful events`: what can be said of files of events without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heedful._errors import InvalidArgument
+from heedful.cli.arguments import AsJson, echo
+
+events = typer.Typer(help="Looks into files of events without training.", no_args_is_help=True)
+
+
+@events.callback()
+def _start() -> None:
+    pass
+
+
+@events.command("periods")
+def periods(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help=".csv or .parquet with a row for each event, or .npz with times and offsets."
+        ),
+    ],
+    sequence: Annotated[str, typer.Option(help="Column that says of which sequence a row is.")] = "sequence",
+    time_column: Annotated[str, typer.Option(help="Column with the time: numbers, or dates.")] = "time",
+    type_column: Annotated[str, typer.Option("--type", help="Column with the type, where there is one.")] = "type",
+    sort: Annotated[bool, typer.Option("--sort", help="Bring events in the order of their times.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Draw the periodogram here.", show_default="not drawn")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Finds cycles in the times of events and in their types, each with its significance.
+
+    Periods are in the unit of the times; of dates, in seconds.
+    """
+    if not file.expanduser().is_file():
+        raise InvalidArgument(f"there is no file {file}")
+    if out is not None:
+        from heedful._plot import check_picture
+
+        check_picture(out)
+    # All that can be checked without torch is checked by now.
+    from heedful import events as package
+
+    data = package.read(file)
+    result = package.periods(data.X, sequence=sequence, time_column=time_column, type=type_column, sort=sort)
+    echo(result, as_json)
+    if out is not None:
+        from heedful._plot import save_picture
+
+        save_picture(out, result.plot)
+        typer.echo(f"\nperiodogram drawn to {out}", err=as_json)
