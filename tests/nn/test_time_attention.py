@@ -7,39 +7,15 @@ import torch
 from torch.nn.functional import softplus
 
 from heedful import InvalidArgument
-from heedful.nn import TimeAttention, _timing, time
+from heedful.nn import _timing, time
 from heedful.nn._frequencies import number
+from timed import F64, INTERACTIONS, INVARIANT, B, E, H, M, N, made, moments
 
-F64 = {"dtype": torch.float64}
 NAN = float("nan")
-INTERACTIONS = ["rotary", "rotate_values", "bias", "decay", "bucket", "add", "concat", "concat_mlp", "residual"]
-INVARIANT = INTERACTIONS[:5]
-B, H, N, M, E = 2, 3, 7, 5, 12
 
 
-def made(name, embed_dim=E, heads=H, dtype=torch.float64, **options):
-    """A layer with every parameter off its start."""
-    torch.manual_seed(0)
-    if name == "rotate_values":
-        name, options = "rotary", {"rotate_values": True, **options}
-    if name in ("concat_mlp", "residual"):
-        options = {"hidden": 5, "depth": 2, **options}
-    options = {"buckets": 6, **options} if name == "bucket" else options
-    layer = TimeAttention(embed_dim, heads, name, dtype=dtype, **options)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return layer
-
-
-def drawn(*shape, **options):
-    return torch.randn(*shape, **F64, **options)
-
-
-def moments(*shape):
-    """Increasing times, some of them equal."""
-    gaps = torch.rand(*shape, **F64) * 3
-    gaps[..., 2] = 0
-    return gaps.cumsum(-1)
+def drawn(*shape):
+    return torch.randn(*shape, **F64)
 
 
 # The second form: one pair of events after the other.
