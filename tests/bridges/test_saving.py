@@ -29,6 +29,8 @@ from heedful.nn import (
     Primal,
     TGATTime,
     Time2Vec,
+    TimeAttention,
+    Timed,
 )
 from listed import KERNELS
 
@@ -57,6 +59,10 @@ MODULES = {
     "encoder-knowledge": lambda: Encoder(
         12, 2, [Knowledge(knowledge=3, kernel=[Softmax(), Gaussian(torch.nn.Parameter(torch.ones(1)))]), Pairs(4)], hidden=0
     ),
+    "time-attention": lambda: TimeAttention(12, 3, rotate_values=True, dropout=0.1, dtype=torch.bfloat16),
+    "time-attention-encoding": lambda: TimeAttention(12, 3, "residual", encoding=BochnerTime(6, periods=[7.3]), depth=2),
+    "time-attention-decay": lambda: TimeAttention(12, 3, "decay").calibrate(torch.arange(9)[None] / 7),
+    "encoder-timed": lambda: Encoder(12, 3, [Timed("bias", BochnerTime(6, "mixture", components=2)), Timed("bucket", buckets=6)]),
     "pair-softmax": lambda: PairAttention(12, 5, form="softmax"),
     "block": lambda: Block(12, 3, 20, norm="rms", activation="silu", norm_first=False),
     "encoder": lambda: Encoder(12, 3, [Softmax(), Gaussian(torch.nn.Parameter(torch.ones(3)))], num_kv_heads=1),
@@ -84,7 +90,10 @@ def test_a_module_comes_back_equal(name, tmp_path):
     assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in module.parameters()]
     dtype = next(module.parameters()).dtype
     x = torch.randn(2, 5, 12, dtype=dtype)
-    if name == "attention-sizes":
+    if any(isinstance(part, TimeAttention) for part in module.modules()):
+        at = {"times": torch.rand(2, 5, dtype=torch.float64).cumsum(1)}
+        assert torch.equal(again(x, **at), module(x, **at))
+    elif name == "attention-sizes":
         entries = x, torch.randn(2, 4, 5, dtype=dtype), torch.randn(2, 4, 7, dtype=dtype)
         assert torch.equal(again(*entries)[0], module(*entries)[0])
     else:
