@@ -321,12 +321,19 @@ def test_one_graph_serves_many_lengths_on_the_device(kernel):
         assert relative_error(out, attend(x, x, x, kernel=kernel, is_causal=True).double()) < 1e-2
 
 
-@pytest.mark.parametrize("which", ["attention", "encoder", "primal", "knowledge", "invariant"])
+TIMED = ["rotary", "bias", "decay", "bucket", "add", "concat", "concat_mlp", "residual"]
+
+
+@pytest.mark.parametrize("which", ["attention", "encoder", "primal", "knowledge", "invariant", *TIMED])
 def test_layers_train_compiled_under_autocast(which):
     """A step of training, as people write it: the loss falls, and is that of the layer that was not compiled."""
-    from heedful.nn import Attention, Encoder, InvariantCoefficients, Knowledge, PrimalAttention
+    from heedful.nn import Attention, Encoder, InvariantCoefficients, Knowledge, PrimalAttention, TimeAttention
 
     losses = []
+    # Unix seconds, the last events padding.
+    at = {"times": 1.4e9 + torch.rand(4, 1024, dtype=torch.float64, device="cuda").cumsum(1), "is_causal": True}
+    at["key_padding_mask"] = torch.arange(1024, device="cuda").expand(4, -1) >= 1000
+    call = at if which in TIMED else {}
     for compiling in (False, True):
         torch.compiler.reset()
         torch.manual_seed(0)
@@ -338,7 +345,8 @@ def test_layers_train_compiled_under_autocast(which):
                 256, 4, [Knowledge(knowledge=8, kernel=[Softmax(), Gaussian(4.0), Sigmoid(), Softmax()])]
             ),
             "invariant": lambda: InvariantCoefficients(units=4),
-        }[which]().cuda()
+            "rotary": lambda: TimeAttention(256, 4, rotate_values=True),
+        }.get(which, lambda: TimeAttention(256, 4, which))().cuda()
         run = torch.compile(layer, fullgraph=True) if compiling else layer
         optimizer = torch.optim.AdamW(layer.parameters(), 1e-3)
         x = torch.randn(4, 1024, 256, device="cuda")
@@ -346,7 +354,7 @@ def test_layers_train_compiled_under_autocast(which):
         losses.append([])
         for _ in range(3):
             with torch.autocast("cuda", torch.bfloat16):
-                out = run(x)
+                out = run(x, **call)
                 out = out[0] if isinstance(out, tuple) else out
             loss = (out.float() - target).square().mean()
             optimizer.zero_grad()
@@ -355,6 +363,31 @@ def test_layers_train_compiled_under_autocast(which):
             losses[-1].append(loss.item())
     assert losses[1][2] < losses[1][0]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("interaction", TIMED)
+def test_attention_at_times_on_the_device(interaction, dtype):
+    """Values and every gradient against float64 on the CPU: two streams, causal, padding that holds NaN, Unix seconds."""
+    from heedful.nn import TimeAttention
+
+    torch.manual_seed(0)
+    layer = TimeAttention(128, 2, interaction, rotate_values=interaction == "rotary", dtype=dtype)
+    n, origin = 257, 0.0 if interaction in ("add", "concat", "concat_mlp", "residual") else 1.4e9
+    inputs = torch.randn(2, 2, n, 128, dtype=dtype)
+    padding = torch.arange(n) >= torch.tensor([n, 200])[:, None]
+    times = (origin + torch.rand(2, n, dtype=torch.float64).cumsum(1)).masked_fill(padding, float("nan"))
+    found = []
+    for device, kind in (("cuda", dtype), ("cpu", torch.float64)):
+        layer.to(device, kind)
+        x, key = (part.to(device, kind).requires_grad_() for part in inputs)
+        at, hidden = times.to(device), padding.to(device)
+        out = layer(x, at + 1, key, at, key_padding_mask=hidden, is_causal=True)[~hidden]
+        gradients = torch.autograd.grad(out.double().square().sum(), [x, key, *layer.parameters()])
+        found.append([part.cpu() for part in (out, *gradients)])
+    bounds = (1e-5, 1e-4) if dtype == torch.float32 else (1e-2, 5e-2)
+    for at, (one, other) in enumerate(zip(*found, strict=True)):
+        assert relative_error(one, other) < bounds[at > 0], at
 
 
 @pytest.mark.parametrize("kernel", [Sigmoid(bias=-3.0), Gaussian(3.0), Softmax()], ids=repr)

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from heedful import InvalidArgument, Unsupported, attend, masks
 from heedful.lens import observe
+from heedful.lens.symmetry import check_equivariance
 from heedful.nn import (
     Attention,
     Block,
@@ -315,6 +316,27 @@ def test_observed_coefficients_are_the_layers_own():
         seen = observe(block, {"x": x, "times": times, "is_causal": True})
         wanted = block.self_attn.coefficients(block.norm1(x), times, is_causal=True)
         torch.testing.assert_close(next(iter(seen)).weights, wanted, rtol=1e-5, atol=1e-6)
+
+
+class At(torch.nn.Module):
+    """A layer at given times."""
+
+    def __init__(self, layer, times):
+        super().__init__()
+        self.layer, self.times = layer, times
+
+    def forward(self, x):
+        return self.layer(x, self.times[:, : x.shape[1]])
+
+
+def test_parameters_that_turn_with_the_embedding():
+    for name in [*INVARIANT, "add"]:
+        layer = At(made(name), moments(1, 9))
+        assert check_equivariance(layer, d=E, roles="auto", trials=5).passed
+        assert not check_equivariance(layer, d=E, trials=5).passed
+    for name in ("concat", "residual"):
+        with pytest.raises(Unsupported, match=f"interaction='{name}' joins features of time to the embedding"):
+            check_equivariance(At(made(name), moments(1, 9)), d=E, roles="auto", trials=5)
 
 
 X, T = torch.zeros(2, 5, E), torch.zeros(2, 5, **F64)

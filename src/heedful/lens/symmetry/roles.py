@@ -17,6 +17,7 @@ from heedful.nn import (
     KnowledgeAttention,
     PairAttention,
     PrimalAttention,
+    TimeAttention,
 )
 
 # Parameters by the last part of their name; what is not named lives inside heads or hidden units and stays.
@@ -32,6 +33,7 @@ KNOWN: dict[type, dict[str, str]] = {
     GramCoefficients: {},
 }
 KNOWN[Attention] = KNOWN[nn.MultiheadAttention]
+KNOWN[TimeAttention] = KNOWN[Attention] | {"time_map.weight": "cols"}
 
 # The two halves of a Transformer layer outside attention.
 FEED_FORWARD = {"linear1.weight": "rows", "linear2.weight": "cols", "linear2.bias": "bias"}
@@ -53,6 +55,11 @@ def known_roles(module: Any) -> dict[str, str]:
             raise Unsupported(
                 f"{type(part).__name__} reads its input head by head, so turning the embedding is no symmetry of it; give "
                 "roles={name: role} to try a transformation of your own"
+            )
+        if isinstance(part, TimeAttention) and part.interaction in ("concat", "concat_mlp", "residual"):
+            raise Unsupported(
+                f"interaction={part.interaction!r} joins features of time to the embedding, so turning the embedding alone is no "
+                "symmetry of its maps; give roles={name: role} to try a transformation of your own"
             )
         table = next((KNOWN[kind] for kind in type(part).__mro__ if kind in KNOWN), None)
         if isinstance(part, nn.TransformerEncoderLayer | Block):
