@@ -74,7 +74,7 @@ def task_of(file: Path, task: str | None = None) -> Task:
     wanted = "; ".join(f"{kind.name}: {', '.join(kind.endings[file.suffix])}" for kind in fitting)
     raise InvalidArgument(
         f"cannot tell what {file} holds: it has {', '.join(names[:8]) if names else 'nothing'}. Known by their names are {wanted}; "
-        "or give task and what names its columns"
+        "or give task=..., and the names of its columns"
     )
 
 

@@ -33,6 +33,7 @@ from sklearn.utils.estimator_checks import check_dataframe_column_names_consiste
 from heedful import Gaussian, InvalidArgument
 from heedful.bridges.estimator import Estimator
 from heedful.decomposition import KernelSVD
+from heedful.events import NextEvent
 from heedful.geometry import EquivariantClassifier, EquivariantRegressor
 from heedful.series import SeriesClassifier
 from small import Coordinates, CubeClassifier, Numbers, Order, lists, table
@@ -105,6 +106,12 @@ def places():
     return X, {"y": (X + X.mean(1, keepdims=True)) / 2}
 
 
+def happenings():
+    """Sequences of seven events; a short gap is followed by type 1."""
+    gaps = np.random.default_rng(0).uniform(2.0, 5.0, size=(30, 7))
+    return np.stack((gaps < 3, gaps.cumsum(1)), axis=2).astype(float), {}
+
+
 def ranked():
     X, y, groups = lists(20)
     return X, {"y": y, "groups": groups}
@@ -145,6 +152,12 @@ ESTIMATORS = {
     "vectors of points": Listed(
         partial(EquivariantRegressor, **SETS | {"output": "vector", "group": "SO", "translation": "equivariant"}), places,
         "they are of tables, and two lines above", wrong=TRAINED | {"channels": 0, "case": 3}, search={"channels": [2, 3]}, frame=False,
+    ),
+    "next events": Listed(
+        partial(NextEvent, **{"embed_dim": 8, "num_heads": 2, "layers": 1, "components": 2, "epochs": 6, "batch_size": 32, "random_state": 0}),
+        happenings, "they are of tables, and these are sequences", answer="predict_proba",
+        wrong=TRAINED | {"num_heads": 3, "history": 1, "time": "clock", "interaction": "none", "clock": 7, "sequence": 3, "negatives": 0},
+        search={"embed_dim": [4, 8]}, frame=False,
     ),
     "kernel SVD": Listed(
         partial(KernelSVD, **{"n_components": 3}), lambda: (table(30)[0], {}), 46, answer="transform",

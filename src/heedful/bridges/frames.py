@@ -144,7 +144,9 @@ def read_table(file: Path) -> Any:
     except ImportError:
         raise MissingExtra("pandas", "tables") from None
     try:
-        return pandas.read_csv(file) if file.suffix == ".csv" else pandas.read_parquet(file)
+        return (
+            pandas.read_csv(file, float_precision="round_trip") if file.suffix == ".csv" else pandas.read_parquet(file)
+        )
     except ImportError:
         raise InvalidArgument(f"pandas needs pyarrow to read {file}; pip install pyarrow, or save it as .csv") from None
     except (OSError, ValueError, pandas.errors.ParserError) as error:

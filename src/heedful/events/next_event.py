@@ -282,8 +282,9 @@ class NextEvent(Answering, Estimator):
         device: str | None = None,
     ) -> EventNetwork:
         widths: dict[str, Any] = {name: _covariates.width(parts) for name, parts in (covariates or {}).items()}
+        # Searches over arrays of settings give numpy's numbers.
         sizes: dict[str, Any] = {
-            name: getattr(self, name)
+            name: value.item() if isinstance(value := getattr(self, name), np.generic) else value
             for name in ("embed_dim", "num_heads", "layers", "target_layers", "hidden", "dropout", "time", "interaction", "degree", "components")
         }  # fmt: skip
         return EventNetwork(

@@ -31,6 +31,7 @@ class Evaluation(Result):
     type_nll: float
     time_nll: float | None
     levels: np.ndarray
+    _also: ClassVar[tuple[str, ...]] = ("calibration_error",)
     _not: ClassVar[tuple[str, ...]] = ("levels",)
 
     @property
