@@ -19,7 +19,7 @@ from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, heads, linear, reference, sequence
 from heedful.ops.distance import steadied
 from heedful.ops.request import pairs
-from heedful.ops.shield import shield
+from heedful.ops.shield import shield, shield_factors
 
 # Up to SMALL pairs, or MANY where each head has only FEW, blocks would only add calls; on a CPU 2^24 coefficients at once already
 # take twice as long as blocks of them.
@@ -238,10 +238,11 @@ def _combined(call: Request, impl: str) -> Tensor:
     chosen, _ = _choose(of_pairs, impl)
     # Where there is no pair at all, only shapes are left to agree on.
     implementation = IMPLEMENTATIONS["reference" if 0 in call.shape else chosen]
-    # What keeps hidden numbers from leaking by itself needs no pass over the inputs; queries are moved before it runs.
-    guarded = call.mask is not None and of_pairs.kernel is call.kernel and implementation.guards(of_pairs)
+    # What keeps hidden numbers from leaking by itself needs no pass over the vectors; queries are moved before it runs.
+    guarded = call.mask is not None and of_pairs.kernel is call.kernel
+    guarded = guarded and implementation.guards(of_pairs._replace(factors=None))
     with full_precision(call.query.device):
-        request, poison = (call, None) if guarded else sequence.shielded(call)
+        request, poison = shield_factors(call) if guarded else sequence.shielded(call)
         request, balance = sequence.moved(request, partial(_through, impl=impl))
         out = implementation.run(steadied(request, implementation.name, by_name=impl != "auto"))
         out = (out if balance is None else out * balance.rows).to(call.value.dtype)

@@ -204,3 +204,35 @@ def test_a_zero_vector_has_no_direction_and_no_gradient(kernel):
     for out in served(query, key, value, kernel=kernel).values():
         assert (out == 0).all()
         assert (torch.autograd.grad(out.sum(), query)[0] == 0).all()
+
+
+@pytest.mark.parametrize(("kernel", "garbage"), [(Softmax(), math.nan), (Gaussian(2.0), 1e30)], ids=repr)
+def test_what_is_hidden_beside_a_bias_of_low_rank(kernel, garbage):
+    """In queries, keys, values and both factors: no output or gradient changes, and who sees a factor that is no number gives NaN."""
+    mask = masks.causal & masks.padding([13]) & masks.dense(torch.arange(19)[:, None] != 5)
+    tensors = [*torch.randn(3, 1, 2, 19, 16), torch.randn(1, 1, 19, 3), torch.randn(2, 19, 3)]  # the last for each head
+    hidden = {
+        0: 5,
+        3: 5,
+        1: slice(13, 19),
+        2: slice(13, 19),
+        4: slice(13, 19),
+    }  # a query that sees nothing, and padding
+    for impl in ("reference", "sdpa", "triton"):
+        found = []
+        for filler in (0.5, garbage):
+            leaves = [x.clone() for x in tensors]
+            for leaf, rows in hidden.items():
+                leaves[leaf][..., rows, :] = filler
+            leaves = [x.requires_grad_() for x in leaves]
+            out = attend(*leaves[:3], mask & masks.low_rank(*leaves[3:]), kernel=kernel, impl=impl)
+            found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        tensors[4][0, 11] = math.nan
+        with torch.no_grad():
+            out = attend(*tensors[:3], mask & masks.low_rank(*tensors[3:]), kernel=kernel, impl=impl)
+        tensors[4][0, 11] = 0.0
+        assert out[0, 0, 11:].isnan().all()
+        assert out[0, 0, :11].isfinite().all()
+        assert out[0, 1].isfinite().all()

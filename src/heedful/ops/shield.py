@@ -50,6 +50,19 @@ def shield(request: Request) -> tuple[Request, Tensor | None]:
     return clean, poison.masked_fill(poisoned, torch.nan)[..., None]
 
 
+def shield_factors(request: Request) -> tuple[Request, Tensor | None]:
+    """The same of the factors of a low-rank bias alone, for an implementation that lets nothing of the vectors leak by itself."""
+    mask, factors, shape = request.mask, request.factors, request.shape
+    if mask is None or factors is None:
+        return request, None
+    bad_left, bad_right = (_not_finite(x) for x in factors)  # [..., Q], [..., K]
+    sighted = True if mask is masks.causal else mask.reach(torch.ones_like(bad_right), shape)
+    poison = torch.zeros((), dtype=request.value.dtype, device=request.value.device).expand(shape[:-1])
+    poison = poison.masked_fill(mask.reach(bad_right, shape) | (bad_left & sighted), torch.nan)
+    left, right = (_only(x, None) for x in factors)
+    return request._replace(factors=(left, right)), poison[..., None]
+
+
 def _only(vectors: Tensor, wanted: Tensor | None) -> Tensor:
     """Finite vectors `[..., n, D]`: zero where they are not, or are not wanted."""
     finite = vectors.nan_to_num(0.0, 0.0, 0.0)
