@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, bars, gpu, pages, timing  # noqa: E402
+from benchmarks import accuracy, bars, gpu, pages, times, timing  # noqa: E402
 from benchmarks.contest import hold  # noqa: E402
 from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
 
@@ -353,3 +353,33 @@ def test_parts_are_listed_with_the_bars_first(capsys, tmp_path):
 def test_without_a_device_it_says_so(capsys):
     assert gpu.main([]) == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_the_driver_of_times_runs_on_the_cpu(tmp_path, capsys, monkeypatch):
+    """Without a device there is no peak to judge: every bar is refused, and nothing is written."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    assert times.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
+    printed, _, table = capsys.readouterr().out.rpartition("\n}\n")
+    result = json.loads(printed + "\n}")
+    assert len(result["rows"]) == 8
+    assert all(row["milliseconds"]["bias"]["median"] > 0 for row in result["rows"])
+    assert {bar["verdict"] for bar in result["bars"]} == {"refused"}
+    assert "10 bars: 0 hold" in table
+    assert not list(tmp_path.iterdir())
+
+
+def test_bars_of_times():
+    timings = {"plain": {"median": 1.0}, "bias": {"median": 1.9}, "explicit": {"median": 9.0}}
+    row = {"level": "operator", "is_causal": False, "direction": "forward", "milliseconds": timings}
+    found = times.bars([row | {"peak": {"plain": 10, "bias": 14, "explicit": 2**30 + 20}}])
+    assert [bar.verdict for bar in found] == ["met", "met", "met"]
+    found = times.bars([row | {"peak": {"plain": 10, "bias": 15, "explicit": 2**30 + 5}}])
+    assert [bar.verdict for bar in found] == ["MISSED", "met", "MISSED"]
+
+
+def test_a_bias_of_times_that_is_wrong_is_not_timed(monkeypatch):
+    made = times.Operators(times.Setting(19, 2, 16, 3, "float32", "cpu"), is_causal=True)
+    assert set(made.runs()) == {"plain", "bias", "explicit"}
+    monkeypatch.setattr(made, "bias", lambda: 1.1 * made.plain())
+    with pytest.raises(timing.WrongResult, match="bias has relative error"):
+        made.runs()
