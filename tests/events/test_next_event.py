@@ -106,7 +106,7 @@ def test_long_sequences_are_cut_into_windows_and_each_event_is_a_target_once():
     windows = Windows(EventSamples(inputs, offsets=offsets), 8)
     targets, least = [], 8
     for at in range(len(windows)):
-        (codes, times, padding, *_), target, _ = windows.batch([at])
+        (codes, *_), target, _ = windows.batch([at])
         counts = target[0, :, 2] > 0
         targets += target[0, :, 0][counts].long().tolist()
         first = windows.samples.offsets[windows.owners[at]]

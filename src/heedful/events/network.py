@@ -16,6 +16,7 @@ from heedful.nn import Block, BochnerTime, Encoder, MercerTime, Module, Timed, t
 
 Time = Literal["linear", "bochner", "mercer", "time2vec", "tgat", "order"]
 FEATURES = 32  # of a time, before they are mapped to the width of the network
+JOINED = ("add", "concat", "concat_mlp", "residual")  # interactions that change with the origin of time
 
 
 class Answers(NamedTuple):
@@ -41,7 +42,7 @@ class EventNetwork(Module):
     Args:
         types: types of events, K. Codes from 0 to K - 1; K is an unknown type, K + 1 the start of a sequence.
         time: how gaps are encoded: by one of the encodings of `heedful.nn`, or not at all (`"order"`: the network sees places instead of times).
-        interaction: how attention sees times; see `TimeAttention`.
+        interaction: how attention sees times; see `TimeAttention`. Those that change with the origin of time get times since the first event.
         clock: periods of the calendar, in units of time, with `degree` harmonics each.
         trend: encodes absolute time besides, from a first to a last one: for data whose next events lie in the same span.
         marks, static: numbers beside each event and each sequence.
@@ -95,7 +96,12 @@ class EventNetwork(Module):
         self.marks, self.static, self.components, self.tied = marks, static, components, tied
         self.log_mean, self.log_scale = float(log_mean), float(log_scale)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        timed = Timed(interaction=interaction, rotate_values=rotate_values)
+        joined = interaction in JOINED
+        timed = Timed(
+            interaction=interaction,
+            rotate_values=rotate_values,
+            encoding=time_encoding("sinusoidal" if time == "order" else time, FEATURES, **place) if joined else None,
+        )
         self.embedding = nn.Embedding(types + 2, embed_dim, **place)
         nn.init.normal_(self.embedding.weight, std=embed_dim**-0.5)
         self.encoder = Encoder(embed_dim, num_heads, [timed] * layers, hidden, dropout, **place)
@@ -169,6 +175,8 @@ class EventNetwork(Module):
         x = functional.dropout(x, self.dropout, self.training)
         if self.time == "order":
             times = torch.arange(times.shape[1], dtype=torch.float64, device=times.device).expand_as(times)
+        elif self.interaction in JOINED:
+            times = times - times[:, :1]
         return self.encoder(x, key_padding_mask=padding, is_causal=True, times=times)
 
     def read(
@@ -196,6 +204,8 @@ class EventNetwork(Module):
         if self.then is not None:
             x = x + self.then(target_times)
         x = functional.dropout(x, self.dropout, self.training)
+        if self.interaction in JOINED:
+            target_times, times = target_times - times[:, :1], times - times[:, :1]
         for block in self.targets:
             x = block(
                 x, key_padding_mask=padding, is_causal=last is None, times=target_times, key=states, key_times=times
