@@ -50,7 +50,7 @@ def turned(x, angles):
 
 def bucket(elapsed, layer):
     unit, step = number(layer.constants).tolist()
-    place = min(int(math.log2(1 + abs(float(elapsed)) / unit) / step), layer.buckets // 2 - 1)
+    place = min(int(math.log2(1 + abs(float(elapsed.detach())) / unit) / step), layer.buckets // 2 - 1)
     return place + layer.buckets // 2 if elapsed < 0 else place
 
 

@@ -74,28 +74,26 @@ def _known(name: str, times: Tensor, start: Tensor, idle: Tensor | None) -> Tens
     return times
 
 
-def per_head(turns: Tensor, num_heads: int) -> Tensor:
-    """Turns `[B, n, F]` dealt out to heads in turn, `[B, H, n, F / H]`: every head has slow and fast ones."""
-    return turns.unflatten(-1, (-1, num_heads)).permute(0, 3, 1, 2)
-
-
 class Rotation(NamedTuple):
-    """Rotations of pairs of coordinates, `[B, H, n, D / 2]` each."""
+    """Rotations of pairs of coordinates r and D / 2 + r, `[B, n, H, D]`: cosines twice, and sines with both signs."""
 
     cosine: Tensor
     sine: Tensor
 
     @staticmethod
-    def by(turns: Tensor) -> Rotation:
-        angle = 2 * math.pi * turns
-        return Rotation(angle.cos(), angle.sin())
+    def by(turns: Tensor, num_heads: int) -> Rotation:
+        """Turns `[B, n, F]` are dealt out to heads one by one, so that every head has slow and fast ones."""
+        angle = 2 * math.pi * turns.unflatten(-1, (-1, num_heads)).transpose(-1, -2)
+        cosine, sine = angle.cos(), angle.sin()
+        return Rotation(torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1))
 
     def turn(self, x: Tensor, back: bool = False) -> Tensor:
-        """R x, or R^T x, of vectors `[B, H, n, D]` whose r-th pair is the coordinates r and D / 2 + r."""
-        first, second = x.chunk(2, dim=-1)
-        sine = -self.sine if back else self.sine
-        pairs = first * self.cosine - second * sine, first * sine + second * self.cosine
-        return torch.cat(pairs, dim=-1).to(x.dtype)
+        """R x, or R^T x, of vectors `[B, H, n, D]`."""
+        rows = x.transpose(1, 2)  # as projections leave them
+        first, second = rows.chunk(2, dim=-1)
+        crossed = torch.cat((second, first), dim=-1) * self.sine
+        straight = rows * self.cosine
+        return (straight - crossed if back else straight + crossed).to(x.dtype).transpose(1, 2)
 
 
 def harmonics(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> Factors:
@@ -103,10 +101,9 @@ def harmonics(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> Facto
 
     Turns $\theta$ of queries and keys are `[B, m, r]` and `[B, n, r]`, amplitudes a and b `[H, r]`.
     """
-    of_query, of_key = (Rotation.by(turns.unsqueeze(1)) for turns in (query, key))
+    (cos, sin), right = ((angle.cos(), angle.sin()) for angle in (2 * math.pi * x.unsqueeze(1) for x in (query, key)))
     a, b = (x.unsqueeze(1).to(query.dtype) for x in (cosine, sine))
-    left = a * of_query.cosine + b * of_query.sine, a * of_query.sine - b * of_query.cosine
-    return torch.cat(left, dim=-1), torch.cat((of_key.cosine, of_key.sine), dim=-1)
+    return torch.cat((a * cos + b * sin, a * sin - b * cos), dim=-1), torch.cat(right, dim=-1)
 
 
 def decayed(since: Tensor, rates: Tensor, queries: int, dtype: torch.dtype) -> Factors:

@@ -19,7 +19,7 @@ from heedful.masks import Mask
 from heedful.nn._describe import Interaction
 from heedful.nn._frequencies import DEFAULT, TimeScale, exact, log_spaced, number, time_scale
 from heedful.nn._module import Module, check_heads, check_input, layer_mask, learned
-from heedful.nn._timing import Moments, Rotation, bucketed, decayed, harmonics, moments, per_head, whole_or_float64
+from heedful.nn._timing import Moments, Rotation, bucketed, decayed, harmonics, moments, whole_or_float64
 from heedful.nn.time import BochnerTime, PeriodicTime, TimeEncoding
 from heedful.ops import IMPLEMENTATIONS
 
@@ -375,8 +375,8 @@ class TimeAttention(Module):
             return _Call(query, key, value, mask, None)
         if kind == "rotary":
             assert isinstance(encoding, PeriodicTime)
-            own = Rotation.by(per_head(encoding.turns(at.since()), self.num_heads))
-            other = own if event_at is at else Rotation.by(per_head(encoding.turns(event_at.since()), self.num_heads))
+            own = Rotation.by(encoding.turns(at.since()), self.num_heads)
+            other = own if event_at is at else Rotation.by(encoding.turns(event_at.since()), self.num_heads)
             value = other.turn(value) if self.rotate_values else value
             return _Call(own.turn(query), other.turn(key), value, mask, own if self.rotate_values else None)
         if kind == "bucket":
