@@ -32,15 +32,15 @@ def joined(layer, event, time):
         return event
     known = features(layer, time)
     if layer.interaction == "add":
-        return event + layer.time_map.weight @ known
+        return event + layer.joining.time_map.weight @ known
     both = torch.cat((event, known))
     if layer.interaction == "concat":
         return both
     inner = both
     for at in (0, 2):
-        inner = (layer.time_map[at].weight @ inner + layer.time_map[at].bias).clamp(min=0)
-    inner = layer.time_map[4].weight @ inner + layer.time_map[4].bias
-    return inner + layer.skip.weight @ both if layer.interaction == "residual" else inner
+        inner = (layer.joining.time_map[at].weight @ inner + layer.joining.time_map[at].bias).clamp(min=0)
+    inner = layer.joining.time_map[4].weight @ inner + layer.joining.time_map[4].bias
+    return inner + layer.joining.skip.weight @ both if layer.interaction == "residual" else inner
 
 
 def turned(x, angles):

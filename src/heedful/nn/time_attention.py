@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -18,13 +17,12 @@ from heedful._runtime import full_precision
 from heedful.masks import Mask
 from heedful.nn._describe import Interaction
 from heedful.nn._frequencies import DEFAULT, TimeScale, exact, log_spaced, number, time_scale
+from heedful.nn._joining import JOINED, Joining
 from heedful.nn._module import Module, check_heads, check_input, layer_mask, learned
 from heedful.nn._timing import Moments, Rotation, bucketed, decayed, harmonics, moments, whole_or_float64
 from heedful.nn.time import BochnerTime, PeriodicTime, TimeEncoding
 from heedful.ops import IMPLEMENTATIONS
 
-# Time features that are joined with the events before the projections.
-JOINED = ("add", "concat", "concat_mlp", "residual")
 # softplus(EVEN) = 1
 EVEN = math.log(math.e - 1)
 
@@ -43,7 +41,7 @@ class TimeAttention(Module):
     | `"concat_mlp"` | events $h_j = \mathrm{ReLU}([z_j; \Phi(t_j)] W_0 + b_0) W_1 + b_1$, with `depth` hidden layers | n | changes |
     | `"residual"` | events $h_j + [z_j; \Phi(t_j)] W_r$ | n | changes |
 
-    The last four are those of Xu et al. (2019, sec. 3.4): $\Phi(t)^\top M \Phi(t')$ with a free M is no function of $t - t'$, so with
+    The last four are those of Xu et al. (2019): $\Phi(t)^\top M \Phi(t')$ with a free M is no function of $t - t'$, so with
     them a shift of all times changes the output; give them times since the first event, or until the prediction. The first four depend
     on $\tau$ alone, also in float32 with times in Unix seconds: times are counted from the first event that is seen, in float64,
     before anything is rounded.
@@ -113,7 +111,7 @@ class TimeAttention(Module):
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.encoding = self._fitting(encoding, place)
         self._make_interaction(place)
-        width = embed_dim + self.encoding.dim if self.encoding and interaction == "concat" else embed_dim
+        width = embed_dim if self.joining is None else self.joining.width
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, width, **place))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
@@ -161,8 +159,7 @@ class TimeAttention(Module):
         """The parameters that time has besides those of the encoding."""
         heads, kind = self.num_heads, self.interaction
         self.cosine = self.sine = self.decay = self.table = None
-        self.time_map: nn.Module | None = None
-        self.skip: nn.Linear | None = None
+        self.joining: Joining | None = None
         if kind == "bias":
             assert isinstance(self.encoding, PeriodicTime)
             self.cosine, self.sine = (learned(heads, _frequencies(self.encoding), **place) for _ in range(2))
@@ -178,15 +175,9 @@ class TimeAttention(Module):
             self.register_buffer("constants", exact([1.0, 1.0], place["device"]))
         elif kind in JOINED:
             assert self.encoding is not None
-            joint = self.embed_dim + self.encoding.dim
-            if kind == "add":
-                self.time_map = nn.Linear(self.encoding.dim, self.embed_dim, bias=False, **place)
-            elif kind != "concat":
-                self.hidden = joint if self.hidden is None else self.hidden
-                sizes = [joint, *[self.hidden] * self.depth]
-                layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair, **place), nn.ReLU())]
-                self.time_map = nn.Sequential(*layers, nn.Linear(self.hidden, self.embed_dim, **place))
-                self.skip = nn.Linear(joint, self.embed_dim, bias=False, **place) if kind == "residual" else None
+            if kind in ("concat_mlp", "residual") and self.hidden is None:
+                self.hidden = self.embed_dim + self.encoding.dim
+            self.joining = Joining(kind, self.embed_dim, self.encoding.dim, self.hidden, self.depth, place)
         self._start(DEFAULT)
 
     def reset_parameters(self) -> None:
@@ -330,10 +321,10 @@ class TimeAttention(Module):
     def _project(self, query: Tensor, key: Tensor | None, at: Moments, event_at: Moments) -> list[Tensor]:
         """Queries, keys and values `[B, H, n, D]`; key is None where the events are the queries."""
         size, weight, bias = self.embed_dim, self.in_proj_weight, self.in_proj_bias
-        if self.interaction in JOINED:
+        if self.joining is not None:
             features, event_features = self._features(at, event_at)
-            query = self._joined(query, features)
-            key = None if key is None else self._joined(key, event_features)
+            query = self.joining(query, features)
+            key = None if key is None else self.joining(key, event_features)
         if key is None:
             parts = list(linear(query, weight, bias).split(size, dim=-1))
         else:
@@ -355,23 +346,12 @@ class TimeAttention(Module):
         own, other = self.encoding(torch.cat((at.times, event_at.times), dim=1)).split(sizes, dim=1)
         return own, other
 
-    def _joined(self, events: Tensor, features: Tensor) -> Tensor:
-        """Events with the features of their times, `[B, n, width]`."""
-        features = features.to(events.dtype)
-        if self.interaction == "add":
-            assert self.time_map is not None
-            return events + self.time_map(features)
-        both = torch.cat((events, features), dim=-1)
-        if self.time_map is None:
-            return both
-        return self.time_map(both) if self.skip is None else self.time_map(both) + self.skip(both)
-
     def _meet(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, at: Moments, event_at: Moments
     ) -> _Call:
         """Queries, keys and values as time leaves them, and what it adds to scores."""
         kind, encoding = self.interaction, self.encoding
-        if kind in JOINED:
+        if self.joining is not None:
             return _Call(query, key, value, mask, None)
         if kind == "rotary":
             assert isinstance(encoding, PeriodicTime)

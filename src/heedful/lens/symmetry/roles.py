@@ -33,7 +33,7 @@ KNOWN: dict[type, dict[str, str]] = {
     GramCoefficients: {},
 }
 KNOWN[Attention] = KNOWN[nn.MultiheadAttention]
-KNOWN[TimeAttention] = KNOWN[Attention] | {"time_map.weight": "cols"}
+KNOWN[TimeAttention] = KNOWN[Attention] | {"joining.time_map.weight": "cols"}
 
 # The two halves of a Transformer layer outside attention.
 FEED_FORWARD = {"linear1.weight": "rows", "linear2.weight": "cols", "linear2.bias": "bias"}
