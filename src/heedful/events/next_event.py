@@ -70,6 +70,7 @@ class NextEvent(Answering, Estimator):
         lr: learning rate of RAdam at its highest, gradients clipped to norm 4.
         schedule: `"cosine"` (the learning rate falls to 0 over all epochs), `"flat-cosine"` or `"flat"`.
         weight_decay: of the optimizer.
+        precision: what is trained in, `"float32"` or `"bfloat16"` (where that is safe); `"auto"` is bfloat16 on a GPU. Times and phases are float64 in both.
         validation_fraction: share of the sequences to hold out; with 0 or none all are learned from, for all epochs. The weights
             of the epoch with the least held-out loss are kept.
         patience: stop after this many epochs without a better held-out loss.
@@ -133,6 +134,7 @@ class NextEvent(Answering, Estimator):
         lr: float = 4e-3,
         schedule: str = "cosine",
         weight_decay: float = 0.0,
+        precision: str = "auto",
         validation_fraction: float | None = 0.1,
         patience: int | None = 5,
         random_state: int | np.random.RandomState | None = None,
@@ -171,6 +173,7 @@ class NextEvent(Answering, Estimator):
         self.lr = lr
         self.schedule = schedule
         self.weight_decay = weight_decay
+        self.precision = precision
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.random_state = random_state
