@@ -35,8 +35,7 @@ def popularity(ratings: movielens.Ratings, users: np.ndarray, seed: int) -> dict
     """The control: everybody is recommended what most have rated."""
     import torch
 
-    train = np.concatenate([ratings.of(user)[:-2] for user in range(ratings.users)])
-    counts = torch.as_tensor(np.bincount(train, minlength=ratings.count + 1).astype(np.float32))
+    counts = torch.as_tensor(movielens.popularity(ratings))
     _rows, truth = bert4rec.histories(ratings, users, 100, leave=1)
     return bert4rec.ranking(counts.expand(len(users), -1), truth, ratings, users, seed)
 
@@ -66,9 +65,7 @@ def _opened(folder: Path, work: Path, limit: int | None) -> tuple[Any, movielens
 
 def _ratings(work: Path, limit: int | None) -> movielens.Ratings:
     ratings = movielens.prepare(work)
-    if limit is None:
-        return ratings
-    return movielens.Ratings(ratings.items[: ratings.starts[limit]], ratings.starts[: limit + 1], ratings.titles)
+    return ratings if limit is None else ratings.first(limit)
 
 
 def explained(folder: Path, work: Path, limit: int | None, users: list[int], ranks: int) -> list[dict[str, Any]]:

