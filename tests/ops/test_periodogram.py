@@ -12,7 +12,7 @@ import torch
 
 from heedful import InvalidArgument
 from heedful.ops import _power
-from heedful.ops import periodogram as room
+from heedful.ops import periodogram as module
 from heedful.ops.periodogram import periodogram
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "events"
@@ -128,7 +128,7 @@ def test_laws_without_a_cycle():
     """Mean 1 and variance 1 / shape of all four, over sequences of unequal lengths and types of unequal shares."""
     rng = np.random.default_rng(0)
     drawn = {}
-    for _ in range(60):
+    for _ in range(30):
         times, offsets = joined([np.sort(rng.uniform(0, 100, n)) for n in rng.integers(5, 60, 40)])
         types = rng.choice(4, len(times), p=[0.6, 0.2, 0.15, 0.05])
         events = _power.Events(times - times.min(), types, offsets)
@@ -189,7 +189,7 @@ def test_nothing_is_found_where_there_is_nothing():
 
 @pytest.mark.parametrize("draw", [regular, alternating, bursts, drifting, dates])
 def test_what_is_no_cycle(draw):
-    for seed in range(5):
+    for seed in range(3):
         times, types, offsets = draw(np.random.default_rng(seed))
         assert periodogram(times, types, offsets=offsets).peaks == ()
 
@@ -274,7 +274,7 @@ def test_units_origins_and_types_do_not_matter():
 
 
 def test_large_data_is_drawn_from_and_says_so(monkeypatch):
-    monkeypatch.setattr(room, "MOST_EVENTS", 2000)
+    monkeypatch.setattr(module, "MOST_EVENTS", 2000)
     monkeypatch.setattr(_power, "MOST_PAIRS", 40_000)
     times, types, offsets = phase_clock(3, 100)
     result = periodogram(times, types, offsets=offsets)

@@ -1,4 +1,4 @@
-"""What a time encoding's kernel is made of."""
+"""The lines of a time encoding's kernel."""
 
 from __future__ import annotations
 

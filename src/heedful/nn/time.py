@@ -76,7 +76,7 @@ class TimeEncoding(Module):
 
 
 class PeriodicTime(TimeEncoding):
-    r"""Features made of R pairs $a_i \cos 2\pi r_i t, a_i \sin 2\pi r_i t$, so that inner products are a kernel of the elapsed time.
+    r"""Features of R pairs $a_i \cos 2\pi r_i t, a_i \sin 2\pi r_i t$, so that inner products are a kernel of the elapsed time.
 
     $$\psi(\tau) = c + \sum_i a_i^2 \cos 2\pi r_i \tau$$
     """
@@ -163,7 +163,8 @@ class BochnerTime(PeriodicTime):
 
     - `"free"` (the paper's non-parametric form): each rate by itself, $r_i = 1/P_i + s_i/H$. The first period P and the
       horizon H are exact numbers, the shift s is learned from 0. A phase at the end of the horizon moves by s turns, so that gradients
-      are of order one whatever t/P is; with logarithms of periods as parameters they are $2\pi t/P$.
+      are of order one whatever t/P is; with logarithms of periods as parameters they are $2\pi t/P$. (They grow with t/H: count times from an
+      origin nearby where it matters, as `TimeAttention` does.)
     - `"normal"` (the paper's location-scale form): $r_i = \mu + \sigma\, \Phi_N^{-1}(u_i)$; $\mu = 0$ at first, and a period of one
       $\sigma$ is the geometric mean of the range.
     - `"mixture"`: `components` normal laws share the frequencies evenly; their weights, a softmax, are the squares of amplitudes. (With
@@ -256,10 +257,10 @@ class BochnerTime(PeriodicTime):
             raise InvalidArgument(
                 f"dim={self.dim} has {self.dim // 2} frequencies, too few for components={self.components}"
             )
-        room = {"free": self.dim // 2, "normal": 1, "mixture": self.components}.get(spectrum, 0)
-        if count > room:
+        most = {"free": self.dim // 2, "normal": 1, "mixture": self.components}.get(spectrum, 0)
+        if count > most:
             raise InvalidArgument(
-                f"spectrum={spectrum!r} with dim={self.dim} takes at most {room} periods to start at; got {count}"
+                f"spectrum={spectrum!r} with dim={self.dim} takes at most {most} periods to start at; got {count}"
             )
 
     def _law(self, spectrum: str, place: dict[str, Any]) -> Law:
