@@ -161,17 +161,25 @@ def test_a_decay_over_thousands_of_time_constants(dtype):
 @pytest.mark.parametrize("name", INTERACTIONS)
 def test_under_autocast_and_in_16_bit(name):
     """Phases are reduced in float64 whatever the model computes in: Unix times cost no more precision than times from zero."""
-    x, times = torch.randn(2, 19, E), (64 * moments(2, 19)).round() / 64
+    x, times = torch.randn(2, 101, E), (64 * moments(2, 101)).round() / 64
     layer = made(name, dtype=torch.float32).calibrate(times)
-    wanted = layer(x, times, is_causal=True)
+
+    def run(x, shift=0.0):
+        out = layer(x, times + shift, is_causal=True)
+        probe = torch.linspace(0, 9, out.numel()).sin().view_as(out)
+        return [out, *torch.autograd.grad((out.float() * probe).sum(), list(layer.parameters()))]
+
+    wanted = run(x)
     with torch.autocast("cpu", torch.bfloat16):
-        near, far = (layer(x, times + shift, is_causal=True) for shift in (0.0, 1e9))
-    half = layer.bfloat16()(x.bfloat16(), times, is_causal=True)
-    assert near.dtype == half.dtype == torch.bfloat16
-    for out in (near, half):
-        torch.testing.assert_close(out.float(), wanted, rtol=0.1, atol=0.1)
+        near, far = run(x), run(x, 1e9)
+    layer.bfloat16()
+    half = run(x.bfloat16())
+    assert near[0].dtype == half[0].dtype == torch.bfloat16
+    for found in (near, half):
+        for one, other in zip(found, wanted, strict=True):
+            assert float((one.float() - other).detach().norm()) < 0.05 * max(1.0, float(other.detach().norm()))
     if name in INVARIANT:
-        assert torch.equal(near, far)
+        assert torch.equal(near[0], far[0])
 
 
 # Implementations.
@@ -256,7 +264,7 @@ def test_frequencies_that_are_drawn_anew_are_the_same_on_both_sides():
 def test_calibration():
     times = torch.tensor([[0.0, 10.0, 1000.0]], **F64)
     assert TimeAttention(E, 1, "bias").calibrate(times).encoding.periods().max() == 4000
-    decays = TimeAttention(E, 3, "decay").calibrate(times).decays()
+    decays = TimeAttention(E, 3, "decay").calibrate(times).decays().detach()
     assert float(decays[-1]) == pytest.approx(1 / 1000)
     assert float(decays[0]) > float(decays[1]) > float(decays[2])
     layer = TimeAttention(E, 1, "bucket", buckets=8).calibrate(times)
@@ -380,7 +388,8 @@ def test_bad_arguments(call, error, words):
 
 def test_no_events_and_no_queries():
     for name in INTERACTIONS:
-        layer = made(name, dtype=torch.float32)
-        assert layer(X[:, :0], T[:, :0]).shape == (2, 0, E)
-        alone = layer(X, T, X[:, :0], T[:, :0])
-        torch.testing.assert_close(alone, layer.out_proj.bias.expand(2, 5, E))
+        for dtype in (torch.float32, torch.bfloat16):
+            layer, x = made(name, dtype=dtype), X.to(dtype)
+            assert layer(x[:, :0], T[:, :0]).shape == (2, 0, E)
+            alone = layer(x, T, x[:, :0], T[:, :0])
+            torch.testing.assert_close(alone, layer.out_proj.bias.expand(2, 5, E))

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from heedful._errors import InvalidArgument
 from heedful._runtime import readable
-from heedful.masks.factors import Factors
+from heedful.masks.factors import Factors, side_by_side
 from heedful.nn._frequencies import check_times
 from heedful.ops.fold import split
 
@@ -106,16 +106,23 @@ def harmonics(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> Facto
     return torch.cat((a * cos + b * sin, a * sin - b * cos), dim=-1), torch.cat(right, dim=-1)
 
 
-def decayed(since: Tensor, rates: Tensor, queries: int, dtype: torch.dtype) -> Factors:
+def decayed(query: Tensor, key: Tensor, rates: Tensor, dtype: torch.dtype) -> Factors:
     r"""$\gamma_h (t_j - t_0)$ as factors: one number per key, in 16 bit three whose sum has 24 bits or more.
 
-    `since` `[B, n]` and `rates` `[H]` are float64. It is $-\gamma_h (t_i - t_j)$ up to $\gamma_h (t_i - t_0)$, the same along a row.
+    Times since $t_0$, `[B, m]` and `[B, n]`, and rates `[H]` are float64. It is $-\gamma_h (t_i - t_j)$ up to $\gamma_h (t_i - t_0)$, the
+    same along a row. In 16 bit a fourth coordinate, of value zero, has the gradient of that constant: the gradients of scores sum to zero
+    along a row but for their rounding, which would be multiplied by the time since $t_0$ instead of the time elapsed.
     """
-    limit = torch.finfo(dtype).max
-    column = (rates.unsqueeze(1) * since.unsqueeze(1)).clamp(-limit, limit)  # [B, H, n]
+    limit, fixed = torch.finfo(dtype).max, rates.detach()
+    column = (fixed.unsqueeze(1) * key.unsqueeze(1)).clamp(-limit, limit)  # [B, H, n]
     parts = split(column, dtype) if dtype.itemsize == 2 else [column.to(dtype)]
-    left = torch.ones((), dtype=dtype, device=since.device).expand(queries, len(parts))
-    return left, torch.stack(parts, dim=-1)
+    # One, with the gradient of the rate.
+    ones = 1 + (rates - fixed) / fixed.clamp(min=torch.finfo(torch.float64).tiny)
+    left = ones.view(-1, 1, 1).expand(-1, query.shape[1], len(parts)).to(dtype)
+    if len(parts) == 1:
+        return left, torch.stack(parts, dim=-1)
+    none = (fixed - rates).view(-1, 1, 1) * query.detach().unsqueeze(1).unsqueeze(-1)
+    return side_by_side(left, none.to(dtype)), torch.stack([*parts, torch.ones_like(parts[0])], dim=-1)
 
 
 def bucketed(query: Tensor, key: Tensor, table: Tensor, unit: Tensor, step: Tensor) -> Tensor:
@@ -124,6 +131,7 @@ def bucketed(query: Tensor, key: Tensor, table: Tensor, unit: Tensor, step: Tens
     The first half is of $\tau \ge 0$, the second of $\tau < 0$; the last of each half has no end.
     """
     elapsed, half = (query[:, :, None] - key[:, None, :]).detach(), table.shape[1] // 2
+    table = table.to(torch.promote_types(table.dtype, torch.float32))  # gradients are sums over all pairs
     place = ((elapsed.abs() / unit).log1p() / (step * math.log(2.0))).nan_to_num().clamp(max=half - 1).long()
     scores = embedding(torch.where(elapsed < 0, place + half, place), table.T).permute(0, 3, 1, 2)
     # A time that is not finite has no bucket.

@@ -51,7 +51,7 @@ class TimeAttention(Module):
     $\sum_j \alpha_{ij} R(-\omega \tau) v_j$, which carries the phase of an event to the query. `"bias"` is
     `masks.low_rank` of rank 2 r: further coordinates of queries and keys, so that no n x n bias is formed and torch's fused attention
     or our own serve it. In 16 bit these coordinates are rounded as queries and keys are. `"decay"` cancels along a row but for
-    $\gamma_h t_j$, one coordinate of the key, in 16 bit three that sum to 24 bits; the score's error is that of float32 at
+    $\gamma_h t_j$, one coordinate of the key, in 16 bit a sum of three with 24 bits; the score's error is that of float32 at
     $\gamma_h (t_i - t_1)$. Events after the query, where a mask shows them, gain by it.
 
     Padding (`key_padding_mask`) and events that no query sees may have any time, NaN too. A query that sees nothing gives zeros before
@@ -372,7 +372,7 @@ class TimeAttention(Module):
             left, right = harmonics(turns, event_turns, self.cosine, self.sine)
             added = masks.low_rank(left.to(query.dtype), right.to(key.dtype))
         else:
-            added = masks.low_rank(*decayed(event_at.since(), self.decays(), query.shape[-2], key.dtype))
+            added = masks.low_rank(*decayed(at.since(), event_at.since(), self.decays(), key.dtype))
         assert added is not None
         return _Call(query, key, value, added if mask is None else mask & added, None)
 
