@@ -90,7 +90,7 @@ class Curve(Result):
             shape = self.density / self.density.max()
             ax.fill_between(self.waits, 0, shape * ax.get_ylim()[1], color="0.9", zorder=0, label="when (density)")
         ax.set(xlabel="wait until the next event", ylabel="probability of each type", ylim=(0, None))
-        ax.legend(frameon=False, fontsize="small")
+        ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         return ax
 
     def __str__(self) -> str:

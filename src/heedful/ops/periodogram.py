@@ -87,9 +87,10 @@ class Periodogram(Result):
         return "\n".join([*lines, *self.notes])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Power over periods, the highest in each of 800 bins, with peaks marked."""
+        """Power over periods, the highest in each of 800 bins, with peaks marked; in grey where none was found."""
         ax = axes(ax)
-        for spectrum in self.spectra:
+        having = {(peak.kind, peak.subject) for peak in self.peaks}
+        for spectrum in sorted(self.spectra, key=lambda one: (one.kind, one.subject) in having):
             periods, power = spectrum.periods, spectrum.power
             edges = np.geomspace(periods.min(), periods.max(), 801)
             bins = np.clip(np.searchsorted(edges, periods, "right") - 1, 0, 799)
@@ -99,7 +100,8 @@ class Periodogram(Result):
             label = (
                 f"{spectrum.subject}, {'one clock for all' if spectrum.kind == 'coherent' else 'one for each sequence'}"
             )
-            ax.plot(np.sqrt(edges[1:] * edges[:-1])[has], highest[has], linewidth=0.8, label=label)
+            look = {"label": label} if (spectrum.kind, spectrum.subject) in having else {"color": "0.85"}
+            ax.plot(np.sqrt(edges[1:] * edges[:-1])[has], highest[has], linewidth=0.8, **look)
         ax.set(xscale="log", yscale="log", xlabel="period", ylabel="power (1 without a cycle)")
         ax.set_ylim(bottom=0.5)
         for peak in self.peaks[:SHOWN]:
@@ -108,8 +110,8 @@ class Periodogram(Result):
                 f"{peak.period:.5g}", (peak.period, 1), xycoords=("data", "axes fraction"), xytext=(2, -4),
                 textcoords="offset points", rotation=90, va="top", fontsize="small",
             )  # fmt: skip
-        if self.spectra:
-            ax.legend(loc="upper right", fontsize="small")
+        if self.peaks:
+            ax.legend(loc="upper left", fontsize="small", frameon=False)
         return ax
 
 
