@@ -93,6 +93,8 @@ def fitted(split: Split, day: float, known: bool, settings: tuple[Trees, ...], s
 
     (x, categories), (x_validation, _), (x_test, _) = (features(part, day, known) for part in split)
     y, y_validation, y_test = (part.types[part.targets] for part in split)
+    # A column without any number, as of a type that never happened, has no bins.
+    x, x_validation, x_test = (np.where(np.isnan(x).all(0), 0, each) for each in (x, x_validation, x_test))
     random = np.random.default_rng(seed)
     tried = []
     best: tuple[float, Any, dict[str, Any]] | None = None
