@@ -30,6 +30,7 @@ MENU = {
         "transformers",
         "primal",
         "series",
+        "events",
         "geometry",
         "scale",
         "convert",

@@ -108,7 +108,7 @@ def test_help_is_in_plain_words():
 
 
 def test_pages_with_terms_link_to_the_glossary():
-    for name in ("operator", "transformers", "primal", "causes", "spectrum", "symmetry", "depth"):
+    for name in ("operator", "transformers", "primal", "causes", "spectrum", "symmetry", "depth", "events"):
         assert "glossary.md#" in (ROOT / "docs" / f"{name}.md").read_text(), name
 
 
@@ -205,7 +205,7 @@ def test_every_page_is_in_the_menu(pages):
 def test_formulas_are_mathml(pages, site):
     assert "<math" in pages.with_formulas(str)("a $x_i$ b")
     assert pages.with_formulas(str)("`$x$` costs $5 or $6 `") == "`$x$` costs $5 or $6 `"
-    for name in ("operator", "primal", "symmetry"):
+    for name in ("operator", "primal", "symmetry", "events", "layers"):
         text = (site / f"{name}.html").read_text()
         assert "<math" in text
         outside = re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.S)
