@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 CONTENTS = " ".join(f"{task.name.capitalize()}: {task.holds}." for task in TASKS.values())
 TaskName = Annotated[
-    str | None, typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending")
+    str | None,
+    typer.Option(help=f"What the file holds: {', '.join(TASKS)}.", show_default="by its ending and the names in it"),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help=CONTENTS)]
@@ -114,7 +115,9 @@ def predict(
 ) -> None:
     """Predicts the answer for every case in a file, as a table with a row for each.
 
-    Where the file has labels, the model's score goes to standard error.
+    Where the file has labels, the model's score goes to standard error. Of
+    events it is the next one of every sequence: its likeliest type, and its
+    median time.
     """
     if out is not None:
         check_place(out)
@@ -161,7 +164,11 @@ def _lines(answers: Any, per_point: bool) -> tuple[list[str], list[list[Any]]]:
 
 
 def score(folder: Folder, file: File, task: TaskName = None, device: Device = "auto", as_json: AsJson = False) -> None:
-    """Computes the metric of a model, such as accuracy, on the labelled cases of a file."""
+    """Computes the metric of a model, such as accuracy, on the labelled cases of a file.
+
+    Of events every one is predicted from those before it, first with its time
+    unknown and then with its time known.
+    """
     model, kind = _opened(folder, file, task, device)
     data = _labelled(kind, file, "test")
     if not kind.labelled:

@@ -23,7 +23,7 @@ def of_frame(frame: Any, columns: Columns) -> Sequences:
     missing = [name for name in wanted if name not in frame.columns]
     if missing:
         raise InvalidArgument(
-            f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(frame.columns)[:10]))}. Name them: sequence=..., time=..., "
+            f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(frame.columns)[:10]))}. Name them: sequence=..., time_column=..., "
             "type=..., marks=..., static=..."
         )
     for name in (columns.sequence, columns.time, columns.type):

@@ -113,8 +113,8 @@ class Windows:
     def batch(self, windows: Sequence[int] | np.ndarray) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Inputs (codes, times, padding, marks, static), targets, and what is known of the tail.
 
-        Targets `(B, n, 2)`: for event i the wait until event i + 1 and whether that one counts; tail `(B, 2)`: the wait behind the last event
-        until the sequence's end and whether it counts. Padding repeats the last event's time.
+        Targets `(B, n, 3)`: for event i the type of event i + 1, the wait until it and whether it counts; tail `(B, 3)`: the wait behind the
+        last event until the sequence's end, whether it counts, and the weight of the sequence. Padding repeats the last event's time.
         """
         assert self.samples.offsets is not None
         codes, times, marks, ends, static = self.samples.inputs

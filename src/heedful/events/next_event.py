@@ -46,7 +46,7 @@ class NextEvent(Answering, Estimator):
         num_heads: heads; they must divide the width.
         layers: layers of attention between events.
         target_layers: layers in which a given time attends to the events; 0 leaves answers for a given time out, and is about twice as fast.
-        hidden: width inside the feed-forward layers; 4 x `embed_dim`.
+        hidden: width inside the feed-forward layers; none is 4 x `embed_dim`.
         dropout: share of activations that training drops.
         time: how gaps are encoded: `"linear"` (with logarithm), `"bochner"`, `"mercer"`, `"time2vec"`, `"tgat"`, or `"order"` (times are ignored: the control).
         interaction: how attention sees times: `"rotary"`, `"bias"`, `"decay"`, `"bucket"`, `"add"`, `"concat"`, `"concat_mlp"` or `"residual"`; see `heedful.nn.TimeAttention`.
@@ -57,7 +57,7 @@ class NextEvent(Answering, Estimator):
         trend: encodes absolute time, for sequences whose next events lie in the span of the training; worse than nothing for later ones.
         components: log-normal laws in the density of the wait; 0 leaves it out.
         tied: predicts a type by its embedding; for large catalogues.
-        negatives: types drawn for the loss in place of all, for large catalogues; none takes all.
+        negatives: how many types are drawn for the loss in place of all, for large catalogues; none takes all.
         history: events that an answer looks back on, at most.
         sequence: column of a data frame that says of which sequence a row is.
         time_column: column of a data frame with the time.
@@ -68,14 +68,14 @@ class NextEvent(Answering, Estimator):
         epochs: passes over the data, at most.
         batch_size: sequences in a batch; `"auto"` is 16, of more than 1,000 sequences up to 256.
         lr: learning rate of RAdam at its highest, gradients clipped to norm 4.
-        schedule: `"cosine"` (the learning rate falls to 0 over all epochs), `"flat-cosine"` or `"flat"`.
-        weight_decay: of the optimizer.
+        schedule: how the learning rate falls: `"cosine"` (to 0 over all epochs), `"flat-cosine"` or `"flat"`.
+        weight_decay: weight decay of the optimizer.
         precision: what is trained in, `"float32"` or `"bfloat16"` (where that is safe); `"auto"` is bfloat16 on a GPU. Times and phases are float64 in both.
         validation_fraction: share of the sequences to hold out; with 0 or none all are learned from, for all epochs. The weights
             of the epoch with the least held-out loss are kept.
         patience: stop after this many epochs without a better held-out loss.
         random_state: decides split, first weights, order and dropout. On the CPU the result is the same bit for bit.
-        device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
+        device: where it trains and answers: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         predict_dtype: what answers are computed in, `"float32"` or `"float64"`; times are always float64. May be set after `fit`.
         progress: shows a bar on standard error.
         checkpoint_dir: a folder in which the training is kept after every epoch, until it ends. `fit` called again after a
