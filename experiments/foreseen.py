@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.events import Split
+from experiments.recipe import hardware
 
 
 def foreseen(
@@ -31,6 +32,7 @@ def foreseen(
     ways = {"unknown": None} | ({"known": "true"} if typed and model.network_.targets is not None else {})
     row: dict[str, Any] = {
         "seed": seed,
+        "device": hardware(device),
         "seconds": seconds,
         "epochs": len(model.training_.epochs),
         "parameters": sum(part.numel() for part in model.network_.parameters()),

@@ -48,6 +48,11 @@ RECIPES = {
     "symmetry-bodies": Listed(),
     "symmetry-gaussian": Listed("the figure wanted is a bar of ours", "it measures times, beside SDPA's", no_run=GPU),
     "symmetry-regression": Listed("the paper has no experiment", no_run=LONG + "test_symmetry_faces.py"),
+    "time-flights": Listed("no paper has figures for these data", no_run=DATA),
+    "time-hawkes": Listed("the published figures are of other splits, per sequence", no_run=DATA),
+    "time-movielens": Listed(no_run=DATA),
+    "time-stackoverflow": Listed(no_run=DATA),
+    "time-synthetic": Listed("no paper has these worlds", no_run=LONG + "test_time_worlds.py"),
 }  # fmt: skip
 every = pytest.mark.parametrize("name", names())
 
