@@ -191,7 +191,11 @@ def test_starts_and_ends_count_the_first_event_and_the_tail():
 
 def test_events_without_types_and_places_without_times():
     model = NextEvent(**SMALL, epochs=2).fit([times for _, times in TRAIN])
-    assert model.evaluate([times for _, times in TEST]).accuracy == 1.0
+    result = model.evaluate([times for _, times in TEST])
+    assert (result.accuracy, result.type_nll) == (None, None)
+    assert "accuracy" not in str(result)
+    with pytest.raises(InvalidArgument, match="all of one type"):
+        model.score([times for _, times in TEST])
     assert model.predict_time([times for _, times in TEST]).shape == (11,)
     order = fitted(time="order")
     shares = order.predict_proba(TEST)
@@ -219,7 +223,7 @@ def test_sampled_softmax_is_softmax_in_the_mean():
 def test_types_that_were_never_seen_are_warned_of_and_wrong():
     model = fitted()
     strange = [(np.append(kinds[:-1], "odd"), times) for kinds, times in TEST]
-    with pytest.warns(UserWarning, match="1 types of events were not in fit and are read as unknown: odd"):
+    with pytest.warns(UserWarning, match="1 type of events not seen in fit, read as unknown: odd"):
         result = model.evaluate(strange)
     assert result.accuracy <= model.evaluate(TEST).accuracy
     with warnings.catch_warnings():

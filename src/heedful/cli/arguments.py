@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, signature
@@ -130,3 +132,11 @@ def in_options(message: str, spelled: Mapping[str, str]) -> str:
     message = re.sub(r",? or \w+=\.\.\.", "", message)
     # In the shell nothing is given by leaving an option out.
     return re.sub(r",? or None\b", "", message)
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Warnings as one line each on standard error."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: typer.echo(f"heedful: {message}", err=True)
+        yield

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful.cli.arguments import AsJson, echo
+from heedful.cli.arguments import AsJson, echo, warnings_in_a_line
 
 events = typer.Typer(help="Looks into files of events without training.", no_args_is_help=True)
 
@@ -47,7 +47,8 @@ def periods(
     from heedful import events as package
 
     data = package.read(file)
-    result = package.periods(data.X, sequence=sequence, time_column=time_column, type=type_column, sort=sort)
+    with warnings_in_a_line():
+        result = package.periods(data.X, sequence=sequence, time_column=time_column, type=type_column, sort=sort)
     echo(result, as_json)
     if out is not None:
         from heedful._plot import save_picture

@@ -6,9 +6,7 @@ import csv
 import inspect
 import io
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +20,7 @@ from heedful._errors import CorruptModel, InvalidArgument
 from heedful._files import check_place, located, write
 from heedful._tasks import TASKS, task_of
 from heedful._text import quantity
-from heedful.cli.arguments import AsJson, echo
+from heedful.cli.arguments import AsJson, echo, warnings_in_a_line
 
 if TYPE_CHECKING:
     from heedful._tasks import Task
@@ -127,7 +125,7 @@ def predict(
     if at is not None and not hasattr(model, "times_at"):
         raise InvalidArgument(f"--at is for events; {folder} holds a {type(model).__name__}")
     data = kind.read(file, "test")
-    with _warnings_in_a_line():
+    with warnings_in_a_line():
         given = {} if at is None else {"at": model.times_at(data.X, at)}
         shares: Any = model.predict_proba(data.X, **given) if hasattr(model, "classes_") else None
         answers = model.predict(data.X) if shares is None else model.classes_[shares.argmax(1)]
@@ -172,12 +170,12 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
     model, kind = _opened(folder, file, task, device)
     data = _labelled(kind, file, "test")
     if not kind.labelled:
-        with _warnings_in_a_line():
+        with warnings_in_a_line():
             results = model.evaluations(data.X)
         judged = {"data": repr(data), "evaluations": [result.to_dict() for result in results]}
         echo(judged, as_json, lambda _: "\n".join(map(str, (f"{data!r}", *results))))
         return
-    with _warnings_in_a_line():
+    with warnings_in_a_line():
         value = _quality(model, data)
     outcome = {"data": repr(data), "cases": len(data), model.metric: value}
     echo(outcome, as_json, lambda _: f"{data!r}\n{model.metric} {value:.4f}")
@@ -272,7 +270,12 @@ def _documented(estimator: type[Any]) -> dict[str, str]:
 
 def _opened(folder: Path, file: Path, task: str | None, device: str) -> tuple[Any, Task]:
     """The model of a folder, and the task that reads its files."""
-    kind = task_of(file, task)
+    # Of packages that read one ending, the one that the model is of.
+    kind = (
+        task_of(file, task)
+        if task is not None or not any(file.suffix in one.endings for one in TASKS.values())
+        else None
+    )
     if not located(folder).is_dir():
         raise CorruptModel(f"no saved folder at {folder}; give a folder that heedful fit wrote")
     _check_file(file)
@@ -281,10 +284,9 @@ def _opened(folder: Path, file: Path, task: str | None, device: str) -> tuple[An
 
     model = Estimator.from_pretrained(folder)
     name = type(model).__name__
-    if task is None:
-        # Of packages that read one ending, the one that the model is of.
-        kind = next((one for one in TASKS.values() if name in one.estimators and file.suffix in one.endings), kind)
-    if name not in kind.estimators:
+    if kind is None:
+        kind = next((one for one in TASKS.values() if name in one.estimators and file.suffix in one.endings), None)
+    if kind is None or name not in kind.estimators:
         raise InvalidArgument(f"{folder} holds a {name}, which does not read {file.suffix} files")
     return model.set_params(device=device), kind
 
@@ -318,13 +320,6 @@ def _quality(model: Any, data: Any, answers: Any = None) -> float:
 
 def _brief(names: list[Any]) -> str:
     return ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-@contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: typer.echo(f"heedful: {message}", err=True)
-        yield
 
 
 def _check_file(file: Path) -> None:

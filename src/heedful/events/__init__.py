@@ -13,6 +13,8 @@ _HOMES = {
     "Futures": "results",
     "LogNormalMixture": "density",
     "NextEvent": "next_event",
+    "Peak": "cycles",
+    "Periodogram": "cycles",
     "periods": "cycles",
     "read": "files",
 }
@@ -25,6 +27,8 @@ __all__ = [
     "Futures",
     "LogNormalMixture",
     "NextEvent",
+    "Peak",
+    "Periodogram",
     "periods",
     "read",
 ]
@@ -33,7 +37,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful.events.cycles import periods
+    from heedful.events.cycles import Peak, Periodogram, periods
     from heedful.events.density import LogNormalMixture
     from heedful.events.files import EventData, read
     from heedful.events.network import EventNetwork

@@ -96,14 +96,20 @@ class Answering:
                 levels.append(law.at(counts).cdf(floor).double().cpu().numpy())
         if not targets:
             raise InvalidArgument("no sequence of X has two events or more, so there is none to foresee")
+        typed = network.types > 1
         return Evaluation(
-            at, targets, right / targets, type_nll / targets, time_nll / targets if levels else None,
+            at, targets, right / targets if typed else None, type_nll / targets if typed else None, time_nll / targets if levels else None,
             np.sort(np.concatenate(levels)) if levels else np.empty(0),
         )  # fmt: skip
 
     def score(self, X: Any, y: Any = None, *, at: str | None = None) -> float:
         """The accuracy of `evaluate`: of the type of every event, from those before it, its time known (`at="true"`) or not (None)."""
-        return self.evaluate(X, at=at).accuracy
+        accuracy = self.evaluate(X, at=at).accuracy
+        if accuracy is None:
+            raise InvalidArgument(
+                "events are all of one type, so there is no accuracy; evaluate(X).time_nll is for their times"
+            )
+        return accuracy
 
     def evaluations(self, X: Any) -> list[Evaluation]:
         """`evaluate` with the time of each event unknown and, where the model has answers for that, known."""
@@ -116,7 +122,7 @@ class Answering:
         if at.startswith("+"):
             return self._dates(_last_times(samples) + as_wait(at[1:]))
         try:
-            time = np.datetime64(at) if self.is_dated_ else float(at)
+            time = _date(at) if self.is_dated_ else float(at)
         except ValueError:
             kind = "a date as 2026-01-31T12:00" if self.is_dated_ else "a number"
             raise InvalidArgument(f"at must be {kind}, or a wait as +5 or +1d; got {at!r}") from None
@@ -126,7 +132,7 @@ class Answering:
         """What a table of predictions says besides: the name of each sequence, and the median time of its next event."""
         names = read_sequences(X, self._columns(), sort=bool(self.sort)).names
         named = {} if names is None else {self.sequence: [str(name) for name in names]}
-        return named | ({"time": self.predict_time(X).tolist()} if self.network_.components else {})
+        return named | ({"median time": self.predict_time(X).tolist()} if self.network_.components else {})
 
     @torch.no_grad()
     def probability_curve(self, X: Any, grid: Any = None) -> Curve:
@@ -233,7 +239,7 @@ class Answering:
                 "the event after the last one of X has no true time; give at=None or a time for each sequence, or call score or evaluate "
                 "with at='true', which foresee the events of X themselves"
             )
-        times, dated = numbers_of_times(np.atleast_1d(at) if not hasattr(at, "dt") else at, "at")
+        times, dated = numbers_of_times(at if getattr(at, "ndim", 0) == 1 else np.atleast_1d(at), "at")
         if len(times) != len(samples) or not np.isfinite(times).all():
             raise InvalidArgument(
                 f"at must be a finite time for each of the {len(samples)} sequences; got {len(times)}"
@@ -264,6 +270,14 @@ class Answering:
         if not self.is_dated_:
             return times
         return np.round(times * 1e6).astype("datetime64[us]")
+
+
+def _date(text: str) -> np.datetime64:
+    """A date in UTC, which it is also without a zone."""
+    import pandas
+
+    stamp = pandas.Timestamp(text)
+    return (stamp if stamp.tzinfo is None else stamp.tz_convert("UTC").tz_localize(None)).to_datetime64()
 
 
 def _last_times(samples: EventSamples) -> np.ndarray:

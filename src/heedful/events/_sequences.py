@@ -107,6 +107,14 @@ def _of_list(X: Any) -> Sequences:
         raise InvalidArgument(f"X is empty; {FORMS}")
     marked = [isinstance(case, tuple | list) and len(case) == 2 and np.ndim(case[0]) > 0 for case in X]
     if not any(marked):
+        if any(
+            np.asarray(case).dtype.kind in "USO"
+            and not hasattr(np.ravel(case)[:1].tolist()[0] if np.size(case) else 0, "isoformat")
+            for case in X
+        ):
+            raise InvalidArgument(
+                f"X holds text where times are expected; {FORMS}, also of one sequence: [(types, times)]"
+            )
         return _of_mapping({"times": X})
     if not all(marked):
         at = marked.index(False)

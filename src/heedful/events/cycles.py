@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from heedful.events._sequences import Columns, label_codes, read_sequences
 from heedful.nn import as_period
+from heedful.ops.periodogram import Peak, Periodogram, periodogram
 
-if TYPE_CHECKING:
-    from heedful.ops.periodogram import Periodogram
+__all__ = ["Peak", "Periodogram", "as_wait", "found", "periods"]
 
 FEWEST = 30
 """Events below which no cycle is looked for."""
@@ -31,8 +31,6 @@ def periods(
     >>> round(periods(X).peaks[0].period, 1)
     24.0
     """
-    from heedful.ops.periodogram import periodogram
-
     sequences = read_sequences(X, Columns(sequence, time_column, type), sort=sort)
     types = None if sequences.types is None else label_codes(sequences.types, np.unique(sequences.types))[0]
     return periodogram(sequences.times, types, offsets=sequences.offsets)
@@ -40,8 +38,6 @@ def periods(
 
 def found(times: np.ndarray, types: np.ndarray, offsets: np.ndarray) -> tuple[list[float], list[float]]:
     """Periods of one clock for all sequences, and of clocks that each sequence has for itself, the most significant first."""
-    from heedful.ops.periodogram import periodogram
-
     if len(times) < FEWEST or times.min() == times.max():
         return [], []
     peaks = periodogram(times, types if types.any() else None, offsets=offsets).peaks

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
+from heedful._text import quantity
 from heedful.bridges.estimator import Estimator, Inputs
 from heedful.bridges.samples import Samples, moments, weights_of
 from heedful.events import _covariates
@@ -216,6 +217,7 @@ class NextEvent(Answering, Estimator):
         sequences = read_sequences(X, self._columns(), sort=bool(self.sort))
         if fitting:
             self._learn_types(sequences)
+            self._check_covariates(sequences)
             self.is_dated_, self.is_started_ = sequences.dated, bool((~np.isnan(sequences.starts)).any())
             self.covariates_ = {name: _covariates.learned(getattr(sequences, name)) for name in ("marks", "static")}
         elif sequences.dated != self.is_dated_:
@@ -227,6 +229,18 @@ class NextEvent(Answering, Estimator):
         self.classes_ = np.array([0]) if sequences.types is None else np.unique(sequences.types)
         if sequences.lengths.max() + (~np.isnan(sequences.starts)).max() < 2:
             raise InvalidArgument("no sequence has two events or more, so there is no next event to learn from")
+        if len(self.classes_) == 1 and not self.components:
+            raise InvalidArgument(
+                "all events are of one type, and components=0 leaves their times out: there is nothing to learn"
+            )
+
+    def _check_covariates(self, sequences: Sequences) -> None:
+        for name in ("marks", "static"):
+            missing = [column for column in chosen(getattr(self, name)) if column not in getattr(sequences, name)]
+            if missing:
+                raise InvalidArgument(
+                    f"{name} names {missing[0]!r}, and X has no such column; give it in a data frame, or in a dict under {name!r}"
+                )
 
     def _encoded(self, sequences: Sequences, sample_weight: Any = None, groups: Any = None) -> EventSamples:
         """Codes of types, matrices of covariates, and an event of its own where a sequence's start is known."""
@@ -236,7 +250,7 @@ class NextEvent(Answering, Estimator):
             codes, unknown = label_codes(sequences.types, self.classes_)
             if unknown:
                 warnings.warn(
-                    f"{len(unknown)} types of events were not in fit and are read as unknown: {', '.join(map(str, unknown[:5]))}",
+                    f"{quantity(len(unknown), 'type')} of events not seen in fit, read as unknown: {', '.join(map(str, unknown[:5]))}",
                     stacklevel=4,
                 )
         elif self.is_typed_:
@@ -268,7 +282,8 @@ class NextEvent(Answering, Estimator):
         self.gap_moments_ = moments(np.log(positive)) if len(positive) else (0.0, 1.0)
         self.span_ = (float(times.min()), float(times.max()))
         given = self._given_clock()
-        self.clock_, self.cycles_ = [] if given is None else given, []
+        self.clock_: list[float] = given or []
+        self.cycles_: list[float] = []
         if given is None and self.time != "order":
             self.clock_, self.cycles_ = found(times, codes, samples.offsets)
 
@@ -307,6 +322,8 @@ class NextEvent(Answering, Estimator):
         """First periods by what the times of the data are."""
         assert isinstance(network, EventNetwork)
         assert isinstance(samples, EventSamples)
+        if not (np.delete(np.diff(samples.inputs[1]), samples.offsets[1:-1] - 1) > 0).any():  # type: ignore[index]
+            return  # all events of a sequence happen at once: there is no scale of time
         windows = Windows(samples, int(self.history))
         some = np.linspace(0, len(windows) - 1, min(len(windows), 2048)).astype(int)
         (_, times, padding, *_), _, _ = windows.batch(some)
@@ -325,19 +342,22 @@ class NextEvent(Answering, Estimator):
 
     def _terms(
         self, network: EventNetwork, inputs: Inputs, target: Tensor, rest: Tensor, negatives: int | None = None
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-        """Losses of each target by name, which of the two type answers are right, the weights of targets, and the sum of the tails."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
+        """Losses of each target by name, which type answers are right, the weights of targets, and the sum of the tails."""
         types, times, padding, marks, static = inputs
         following, waits, counts = target[..., 0].long(), target[..., 1], target[..., 2] > 0
         states = network.states(types, times, padding, marks, static)
         wanted = following[counts]
-        terms, right = {}, wanted.new_zeros(len(wanted), dtype=torch.float32)
+        terms: dict[str, Tensor] = {}
+        right: dict[str, Tensor] = {}
         if network.types > 1:
-            heads = {"type": states}
+            heads = {"accuracy": states}
             if network.targets is not None:
-                heads["type_at"] = network.read(states, times, times + waits, padding)
+                heads["accuracy_time_known"] = network.read(states, times, times + waits, padding)
             for name, hidden in heads.items():
-                terms[name], right = _cross_entropy(network, hidden[counts], wanted, name != "type", negatives)
+                terms[name], right[name] = _cross_entropy(
+                    network, hidden[counts], wanted, name != "accuracy", negatives
+                )
         tail = states.new_zeros(())
         law = network.waits(states)
         if law is not None:
@@ -363,8 +383,7 @@ class NextEvent(Answering, Estimator):
         assert isinstance(network, EventNetwork)
         terms, right, weight, tail = self._terms(network, inputs, target, rest)
         total = torch.stack([weight * part for part in terms.values()]).sum(0) if terms else weight * 0
-        values = {"loss": total + tail / max(1, len(weight))}
-        return values | ({"accuracy": right} if network.types > 1 else {})
+        return {"loss": total + tail / max(1, len(weight)), **right}
 
 
 def _sort(dated: bool) -> str:

@@ -19,16 +19,16 @@ class Evaluation(Result):
     Attributes:
         at: `"true"` where the model was given the time of each event, None where it was not.
         targets: events that were to be foreseen.
-        accuracy: share of them whose type had the largest probability.
-        type_nll: mean of -log p(type), in nats.
+        accuracy: share of them whose type had the largest probability; None where all events are of one type.
+        type_nll: mean of -log p(type), in nats; None likewise.
         time_nll: mean of -log p(wait) per unit of time, with the tail behind each last event where its sequence's end is known; None without a density of waits.
         levels: shares of the predicted law below the true wait, rising, from 0 to 1: uniform where the law is calibrated.
     """
 
     at: str | None
     targets: int
-    accuracy: float
-    type_nll: float
+    accuracy: float | None
+    type_nll: float | None
     time_nll: float | None
     levels: np.ndarray
     _also: ClassVar[tuple[str, ...]] = ("calibration_error",)
@@ -44,10 +44,10 @@ class Evaluation(Result):
 
     def __str__(self) -> str:
         known = "its time known" if self.at == "true" else "its time unknown"
-        lines = [
-            f"{quantity(self.targets, 'event')}, the type of each foreseen from those before it, {known}:",
-            f"accuracy {self.accuracy:.4f}, -log p(type) {self.type_nll:.4f}",
-        ]
+        what = "each" if self.accuracy is None else "the type of each"
+        lines = [f"{quantity(self.targets, 'event')}, {what} foreseen from those before it, {known}:"]
+        if self.accuracy is not None:
+            lines.append(f"accuracy {self.accuracy:.4f}, -log p(type) {self.type_nll:.4f}")
         if self.time_nll is not None:
             lines.append(f"waits: -log p {self.time_nll:.4f} per event, calibration error {self.calibration_error:.3f}")
         return "\n".join(lines)

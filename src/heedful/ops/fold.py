@@ -155,7 +155,9 @@ def refuse(request: Request) -> str | None:
         return "the score is no inner product plus a term of the key"
     narrow = request.query.dtype.itemsize == 2 and request.query.device.type == "cuda"
     if narrow and request.bias is not None and request.bias.dtype != request.query.dtype:
-        return f"on a GPU torch takes a float mask beside {request.query.dtype} in that dtype alone, which would round it"
+        return (
+            f"on a GPU torch takes a float mask beside {request.query.dtype} in that dtype alone, which would round it"
+        )
     if request.factors is not None:
         kinds = {x.dtype for x in request.factors}
         if request.key.dtype.itemsize == 2 and kinds != {request.key.dtype}:

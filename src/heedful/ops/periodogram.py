@@ -100,7 +100,9 @@ class Periodogram(Result):
             label = (
                 f"{spectrum.subject}, {'one clock for all' if spectrum.kind == 'coherent' else 'one for each sequence'}"
             )
-            look = {"label": label} if (spectrum.kind, spectrum.subject) in having else {"color": "0.85"}
+            look: dict[str, Any] = (
+                {"label": label} if (spectrum.kind, spectrum.subject) in having else {"color": "0.85"}
+            )
             ax.plot(np.sqrt(edges[1:] * edges[:-1])[has], highest[has], linewidth=0.8, **look)
         ax.set(xscale="log", yscale="log", xlabel="period", ylabel="power (1 without a cycle)")
         ax.set_ylim(bottom=0.5)
