@@ -1,4 +1,4 @@
-"""Further columns of events and of sequences, made into numbers: standardised, or one column for each level."""
+"""Further columns of events and of sequences, made into numbers: standardised, or the code of a level."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from heedful._errors import InvalidArgument
 from heedful.bridges.samples import FAR, moments
 
-LEVELS = 64
-"""Levels of a column of text that have a column of their own, the most frequent first."""
+LEVELS = 4096
+"""Levels of a column of text that are told apart, the most frequent ones."""
 
 
 def learned(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -31,21 +31,28 @@ def _learned(name: str, values: np.ndarray) -> dict[str, Any]:
     return {"name": name, "levels": sorted(most.tolist())}
 
 
-def width(parts: Sequence[Mapping[str, Any]]) -> int:
-    """Columns of `matrix`."""
-    return sum(len(part["levels"]) if "levels" in part else 2 for part in parts)
+def numbers(parts: Sequence[Mapping[str, Any]]) -> int:
+    """Columns of `matrix` that hold numbers; they come first."""
+    return 2 * sum("levels" not in part for part in parts)
+
+
+def levels(parts: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Codes that each of its other columns may hold: 0 for a level never seen, then one for each."""
+    return tuple(1 + len(part["levels"]) for part in parts if "levels" in part)
 
 
 def matrix(columns: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
-    """(count, width) in float32: numbers with 1 beside them where they are missing, levels as 0 and 1, none for a level never seen."""
+    """(count, columns) in float32: numbers with 1 beside them where they are missing, then codes of levels."""
     missing = [part["name"] for part in parts if part["name"] not in columns]
     if missing:
         raise InvalidArgument(f"X lacks the column {missing[0]!r} that the model was fitted with")
-    blocks = [np.zeros((count, 0), dtype=np.float32)]
+    blocks, codes = [np.zeros((count, 0), dtype=np.float32)], []
     for part in parts:
         values = np.asarray(columns[part["name"]])
         if "levels" in part:
-            blocks.append(values.astype(str)[:, None] == np.array(part["levels"], dtype=str))
+            known = np.array(part["levels"], dtype=str)
+            places = np.searchsorted(known, values.astype(str)).clip(max=len(known) - 1)
+            codes.append(np.where(known[places] == values.astype(str), 1 + places, 0)[:, None])
             continue
         try:
             scaled = (values.astype(np.float64) - part["mean"]) / part["scale"]
@@ -56,4 +63,4 @@ def matrix(columns: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, Any]]
                 f"column {part['name']!r} has values more than {FAR:g} standard deviations from the training's mean"
             )
         blocks.append(np.stack((np.nan_to_num(scaled), np.isnan(scaled)), axis=1))
-    return np.concatenate([block.astype(np.float32) for block in blocks], axis=1)
+    return np.concatenate([block.astype(np.float32) for block in (*blocks, *codes)], axis=1)

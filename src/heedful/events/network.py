@@ -46,6 +46,7 @@ class EventNetwork(Module):
         clock: periods of the calendar, in units of time, with `degree` harmonics each.
         trend: encodes absolute time besides, from a first to a last one: for data whose next events lie in the same span.
         marks, static: numbers beside each event and each sequence.
+        mark_levels, static_levels: of columns behind them that hold codes from 0 on, how many each may hold.
         components: log-normal laws of the wait; 0 leaves it out.
         target_layers: blocks of the targets; 0 leaves them out.
         tied: the embedding of a type is also what it is predicted by.
@@ -75,7 +76,9 @@ class EventNetwork(Module):
         degree: int = 8,
         trend: Sequence[float] | None = None,
         marks: int = 0,
+        mark_levels: Sequence[int] = (),
         static: int = 0,
+        static_levels: Sequence[int] = (),
         components: int = 16,
         tied: bool = False,
         log_mean: float = 0.0,
@@ -94,6 +97,7 @@ class EventNetwork(Module):
         self.rotate_values, self.clock, self.degree = rotate_values, tuple(map(float, clock)), degree
         self.trend = None if trend is None else tuple(map(float, trend))
         self.marks, self.static, self.components, self.tied = marks, static, components, tied
+        self.mark_levels, self.static_levels = tuple(mark_levels), tuple(static_levels)
         self.log_mean, self.log_scale = float(log_mean), float(log_scale)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         joined = interaction in JOINED
@@ -107,8 +111,8 @@ class EventNetwork(Module):
         self.encoder = Encoder(embed_dim, num_heads, [timed] * layers, hidden, dropout, **place)
         self.hidden = self.encoder.hidden
         self.gap = None if time == "order" else _Mapped(time_encoding(time, FEATURES, **place), embed_dim, place)
-        self.marked = nn.Linear(marks, embed_dim, **place) if marks else None
-        self.fixed = nn.Linear(static, embed_dim, **place) if static else None
+        self.marked = _Covariates(marks, self.mark_levels, embed_dim, place) if marks or mark_levels else None
+        self.fixed = _Covariates(static, self.static_levels, embed_dim, place) if static or static_levels else None
         self.calendar = _calendar(self.clock, degree, self.trend, embed_dim, place) if time != "order" else None
         self.output = nn.Linear(embed_dim, embed_dim if tied else types, **place)
         self.bias = nn.Parameter(torch.zeros(types, **place)) if tied else None
@@ -169,9 +173,9 @@ class EventNetwork(Module):
         if self.calendar is not None:
             x = x + self.calendar(times)
         if self.marked is not None:
-            x = x + self.marked(_given(marks, "marks", self.marks, x.dtype))
+            x = x + self.marked(marks, "marks")
         if self.fixed is not None:
-            x = x + self.fixed(_given(static, "static", self.static, x.dtype))[:, None]
+            x = x + self.fixed(static, "static")[:, None]
         x = functional.dropout(x, self.dropout, self.training)
         if self.time == "order":
             times = torch.arange(times.shape[1], dtype=torch.float64, device=times.device).expand_as(times)
@@ -279,8 +283,24 @@ def _calendar(
     return _Calendar(encodings, embed_dim, place) if encodings else None
 
 
-def _given(values: Tensor | None, name: str, width: int, dtype: torch.dtype) -> Tensor:
-    if values is None or values.shape[-1] != width:
-        got = None if values is None else tuple(values.shape)
-        raise InvalidArgument(f"{name} must have {width} columns; got {got}")
-    return values.to(dtype)
+class _Covariates(nn.Module):
+    """Numbers by a linear map, and codes of levels by an embedding each, added up."""
+
+    def __init__(self, numbers: int, levels: Sequence[int], embed_dim: int, place: dict[str, Any]) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.linear = nn.Linear(max(1, numbers), embed_dim, **place)
+        self.embeddings = nn.ModuleList(nn.Embedding(count, embed_dim, **place) for count in levels)
+        for embedding in self.embeddings:
+            nn.init.normal_(embedding.weight, std=embed_dim**-0.5)  # type: ignore[arg-type]
+
+    def forward(self, values: Tensor | None, name: str) -> Tensor:
+        width = self.numbers + len(self.embeddings)
+        if values is None or values.shape[-1] != width:
+            got = None if values is None else tuple(values.shape)
+            raise InvalidArgument(f"{name} must have {width} columns, numbers and then codes; got {got}")
+        numbers = values[..., : self.numbers] if self.numbers else torch.zeros_like(values[..., :1])
+        out = self.linear(numbers.to(self.linear.weight.dtype))
+        for at, embedding in enumerate(self.embeddings, self.numbers):
+            out = out + embedding(values[..., at].long())
+        return out

@@ -63,7 +63,7 @@ class NextEvent(Answering, Estimator):
         sequence: column of a data frame that says of which sequence a row is.
         time_column: column of a data frame with the time.
         type: column of a data frame with the type.
-        marks: further columns of each event, with commas between them; in Python also a list. Text is one column for each level.
+        marks: further columns of each event, with commas between them; in Python also a list. Text is read as levels, each with a vector of its own.
         static: columns that do not change within a sequence.
         sort: brings events in the order of their times; else times that fall are refused.
         epochs: passes over the data, at most.
@@ -299,7 +299,10 @@ class NextEvent(Answering, Estimator):
         covariates: Mapping[str, Any] | None = None,
         device: str | None = None,
     ) -> EventNetwork:
-        widths: dict[str, Any] = {name: _covariates.width(parts) for name, parts in (covariates or {}).items()}
+        widths: dict[str, Any] = {name: _covariates.numbers(parts) for name, parts in (covariates or {}).items()}
+        widths |= {
+            f"{name.removesuffix('s')}_levels": _covariates.levels(parts) for name, parts in (covariates or {}).items()
+        }
         # Searches over arrays of settings give numpy's numbers.
         sizes: dict[str, Any] = {
             name: value.item() if isinstance(value := getattr(self, name), np.generic) else value
