@@ -66,7 +66,7 @@ class Answering:
         for rows, states, _, last in self._last(network, samples):
             law = self._law(network, states, last)
             waits[rows] = (law.mean() if quantile == "mean" else law.quantile(float(quantile))).numpy()
-        return self._dates(_last_times(samples) + waits)
+        return self._dates(samples.last_times + waits)
 
     @torch.no_grad()
     def evaluate(self, X: Any, *, at: str | None = None) -> Evaluation:
@@ -120,7 +120,7 @@ class Answering:
         """Times for `at` of each sequence from text: one number or date for all, or `"+5"` and `"+1d"`, a wait behind each last event."""
         samples = self._unseen(X)
         if at.startswith("+"):
-            return self._dates(_last_times(samples) + as_wait(at[1:]))
+            return self._dates(samples.last_times + as_wait(at[1:]))
         try:
             time = _date(at) if self.is_dated_ else float(at)
         except ValueError:
@@ -168,7 +168,7 @@ class Answering:
         for step in range(steps):
             for rows, states, inputs, last in self._last(network, now):
                 waits = self._law(network, states, last).sample(generator).clamp_min(self.least_gap_)
-                after = torch.from_numpy(_last_times(now)[rows]) + waits
+                after = torch.from_numpy(now.last_times[rows]) + waits
                 known = None if network.targets is None else after.to(states.device)
                 shares = self._shares(network, states, inputs, last, known).cpu()
                 types[rows, step] = torch.multinomial(shares, 1, generator=generator)[:, 0].numpy()
@@ -245,8 +245,8 @@ class Answering:
                 f"at must be a finite time for each of the {len(samples)} sequences; got {len(times)}"
             )
         if dated != self.is_dated_:
-            raise InvalidArgument(f"at holds {_sort(dated)}, and times were {_sort(self.is_dated_)} in fit")
-        early = times < _last_times(samples)
+            raise InvalidArgument(f"at holds {sort_of(dated)}, and times were {sort_of(self.is_dated_)} in fit")
+        early = times < samples.last_times
         if early.any():
             raise InvalidArgument(
                 f"at is before the last event of sequence {int(early.argmax())}; the next event comes after it"
@@ -280,10 +280,6 @@ def _date(text: str) -> np.datetime64:
     return (stamp if stamp.tzinfo is None else stamp.tz_convert("UTC").tz_localize(None)).to_datetime64()
 
 
-def _last_times(samples: EventSamples) -> np.ndarray:
-    assert samples.offsets is not None
-    return samples.inputs[1][samples.offsets[1:] - 1]
-
-
-def _sort(dated: bool) -> str:
+def sort_of(dated: bool) -> str:
+    """What times are called in errors."""
     return "dates" if dated else "numbers"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,14 +19,12 @@ class EventSamples(Samples):
     The events of sequence i lie at `offsets[i]:offsets[i + 1]`.
     """
 
-    offsets: np.ndarray | None = None
+    offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
     def __len__(self) -> int:
-        assert self.offsets is not None
         return len(self.offsets) - 1
 
     def __getitem__(self, rows: np.ndarray) -> EventSamples:
-        assert self.offsets is not None
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
         lengths = np.diff(self.offsets)[rows]
         offsets = np.append(0, np.cumsum(lengths))
@@ -41,25 +39,30 @@ class EventSamples(Samples):
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        assert self.offsets is not None
         return (*super().arrays, self.offsets)
 
     @property
     def lengths(self) -> np.ndarray:
-        assert self.offsets is not None
         return np.diff(self.offsets)
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Between events of one sequence, of all sequences."""
+        return np.delete(np.diff(self.inputs[1]), self.offsets[1:-1] - 1)
+
+    @property
+    def last_times(self) -> np.ndarray:
+        """The time of each sequence's last event."""
+        return self.inputs[1][self.offsets[1:] - 1]
 
     def joined(self, other: EventSamples) -> EventSamples:
         """Each sequence with the events of another behind it."""
-        assert self.offsets is not None
-        assert other.offsets is not None
         lengths = self.lengths + other.lengths
         offsets = np.append(0, np.cumsum(lengths))
         parts = []
         for mine, theirs in zip(self.inputs[:3], other.inputs[:3], strict=True):
             whole = np.empty((offsets[-1], *mine.shape[1:]), dtype=mine.dtype)
             for source, samples, skip in ((mine, self, np.zeros_like(lengths)), (theirs, other, self.lengths)):
-                assert samples.offsets is not None
                 shift = np.repeat(offsets[:-1] + skip - samples.offsets[:-1], samples.lengths)
                 whole[shift + np.arange(len(source))] = source
             parts.append(whole)
@@ -74,7 +77,6 @@ class Windows:
     """
 
     def __init__(self, samples: EventSamples, size: int, *, last: bool = False) -> None:
-        assert samples.offsets is not None
         self.samples = samples
         starts, stops, firsts, owners = [], [], [], []
         half = max(1, size // 2)
@@ -116,7 +118,6 @@ class Windows:
         Targets `(B, n, 3)`: for event i the type of event i + 1, the wait until it and whether it counts; tail `(B, 3)`: the wait behind the
         last event until the sequence's end, whether it counts, and the weight of the sequence. Padding repeats the last event's time.
         """
-        assert self.samples.offsets is not None
         codes, times, marks, ends, static = self.samples.inputs
         chosen = np.asarray(windows)
         starts, stops, owners = self.starts[chosen], self.stops[chosen], self.owners[chosen]

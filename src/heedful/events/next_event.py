@@ -19,7 +19,7 @@ from heedful._text import quantity
 from heedful.bridges.estimator import Estimator, Inputs
 from heedful.bridges.samples import Samples, moments, weights_of
 from heedful.events import _covariates
-from heedful.events._answers import Answering
+from heedful.events._answers import Answering, sort_of
 from heedful.events._sequences import Columns, Sequences, chosen, label_codes, read_sequences
 from heedful.events._windows import EventSamples, Windows
 from heedful.events.cycles import as_wait, found
@@ -221,7 +221,7 @@ class NextEvent(Answering, Estimator):
             self.is_dated_, self.is_started_ = sequences.dated, bool((~np.isnan(sequences.starts)).any())
             self.covariates_ = {name: _covariates.learned(getattr(sequences, name)) for name in ("marks", "static")}
         elif sequences.dated != self.is_dated_:
-            raise InvalidArgument(f"times were {_sort(self.is_dated_)} in fit and are {_sort(sequences.dated)} now")
+            raise InvalidArgument(f"times were {sort_of(self.is_dated_)} in fit and are {sort_of(sequences.dated)} now")
         return self._encoded(sequences, sample_weight, groups)
 
     def _learn_types(self, sequences: Sequences) -> None:
@@ -275,9 +275,7 @@ class NextEvent(Answering, Estimator):
     def _scale(self, samples: Samples) -> None:
         assert isinstance(samples, EventSamples)
         codes, times = samples.inputs[:2]
-        assert samples.offsets is not None
-        gaps = np.delete(np.diff(times), samples.offsets[1:-1] - 1)
-        positive = gaps[gaps > 0]
+        positive = samples.gaps[samples.gaps > 0]
         self.least_gap_ = float(positive.min()) if len(positive) else 1.0
         self.gap_moments_ = moments(np.log(positive)) if len(positive) else (0.0, 1.0)
         self.span_ = (float(times.min()), float(times.max()))
@@ -325,7 +323,7 @@ class NextEvent(Answering, Estimator):
         """First periods by what the times of the data are."""
         assert isinstance(network, EventNetwork)
         assert isinstance(samples, EventSamples)
-        if not (np.delete(np.diff(samples.inputs[1]), samples.offsets[1:-1] - 1) > 0).any():  # type: ignore[index]
+        if not samples.gaps.any():
             return  # all events of a sequence happen at once: there is no scale of time
         windows = Windows(samples, int(self.history))
         some = np.linspace(0, len(windows) - 1, min(len(windows), 2048)).astype(int)
@@ -387,10 +385,6 @@ class NextEvent(Answering, Estimator):
         terms, right, weight, tail = self._terms(network, inputs, target, rest)
         total = torch.stack([weight * part for part in terms.values()]).sum(0) if terms else weight * 0
         return {"loss": total + tail / max(1, len(weight)), **right}
-
-
-def _sort(dated: bool) -> str:
-    return "dates" if dated else "numbers"
 
 
 def _cross_entropy(
