@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,3 +57,10 @@ def _periods(network: Any) -> list[float]:
 
     parts = [module.periods().detach().flatten() for module in network.modules() if isinstance(module, PeriodicTime)]
     return sorted({float(f"{value:.6g}") for part in parts for value in part.tolist() if value < float("inf")})
+
+
+def fitted_on(fits: Sequence[Mapping[str, Any]]) -> str:
+    """On what the fits of a table ran."""
+    counts = Counter(fit["device"] for fit in fits)
+    places = " and ".join(f"{place} ({count})" for place, count in counts.items())
+    return f"Fitted on {places}, several at once: seconds to fit are upper bounds." if places else ""

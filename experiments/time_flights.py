@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments import boosted, counting, events
 from experiments.boosted import Trees
-from experiments.foreseen import foreseen
+from experiments.foreseen import fitted_on, foreseen
 from experiments.recipe import Bar, Block, Setting, Table
 from experiments.symmetry import mean, shown
 
@@ -139,6 +139,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     looked_up = 100 * result["tables"]["dest"][counting.TIMETABLE]["accuracy"]
     best = max((value for name in names if (value := average(name, "dest", KNOWN)) is not None), default=None)
     return [
+        fitted_on(fits),
         Table(columns, rows, control=CONTROL),
         f"The timetable, looked up, has {looked_up:.1f} % of the destinations, our best row {best:.1f} %." if best is not None else "",
         Bar("destination, its time known, periods found", found, 41.0, shown=".2f"),

@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments import easytpp, events, renewal
 from experiments.events import PROCESSES, Split
-from experiments.foreseen import foreseen
+from experiments.foreseen import fitted_on, foreseen
 from experiments.recipe import Bar, Block, Setting, Table
 from experiments.symmetry import mean, shown
 
@@ -113,6 +113,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
         "seconds, easy-tpp",
     ]
     return [
+        fitted_on(fits),
         Table(columns, rows, control="one rate"),
         *bars,
         f"- Incomplete: {len(fits)} of {result['wanted']} fits." if len(fits) < result["wanted"] else "",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments import bert4rec, movielens
+from experiments.foreseen import fitted_on
 from experiments.recipe import Bar, Block, Setting, Table, hardware
 from experiments.symmetry import mean, shown
 
@@ -146,6 +147,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
         width = max(max(of(name, FIGURES[0])) - min(of(name, FIGURES[0])) for name in (best, ORDER))
         spread = f"The best row with times, {best}, is {gain:+.2f} points of HR@10 from order alone; seeds of one row differ by up to {width:.2f}."
     return [
+        fitted_on(fits),
         "In percent, mean (lowest-highest) over seeds; the published figures are HR@10 / NDCG@10 among 100 drawn films.",
         Table(["model", *FIGURES, "seconds to fit", "published"], rows, paper="published", control="popularity"),
         spread,

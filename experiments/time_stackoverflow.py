@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments import boosted, counting, easytpp, events
 from experiments.boosted import Trees
-from experiments.foreseen import foreseen
+from experiments.foreseen import fitted_on, foreseen
 from experiments.recipe import Bar, Block, Setting, Table
 from experiments.store import processes
 from experiments.symmetry import mean, shown
@@ -180,6 +180,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     trees = result["trees"].get(KNOWN)
     ahead = trees is not None and known and 100 * trees["accuracy"] > mean(known)
     return [
+        fitted_on(fits),
         "Split 1, accuracy in percent, mean (lowest-highest) over seeds where there are several:",
         Table(["model", "time of the target", "accuracy", "-log p", "seconds to fit", "published"], rows, paper="published", control=counting.GAP_TABLE),
         "By split:",

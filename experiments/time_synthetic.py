@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments import counting, worlds
 from experiments.events import Split
-from experiments.foreseen import foreseen
+from experiments.foreseen import fitted_on, foreseen
 from experiments.recipe import Bar, Block, Setting, Table
 from experiments.symmetry import shown
 
@@ -118,6 +118,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
         for fit in fits if fit["world"] == "phase clock" and fit["model"] == OURS and fit["periods"]
     ]  # fmt: skip
     return [
+        fitted_on(fits),
         Table(["", *(f"{world}{more}" for world in names for more in ("", ", -log p"))], rows, control=GRAMS),
         *bars,
         Bar("marked Hawkes, -log p(type), the worst seed", max(of(OURS, "marked Hawkes", "nll"), default=None), MOST_LOSS, False, ".4f"),
