@@ -89,5 +89,7 @@ def _names(file: Path) -> list[str] | None:
                 return [name.removesuffix(".npy") for name in held.namelist()]
         parquet = import_module("pyarrow.parquet")
         return list(parquet.read_schema(file).names)
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{file} is no text, so it cannot be read as {file.suffix}") from None
     except (OSError, ValueError, ImportError, csv.Error, zipfile.BadZipFile):
         return None

@@ -82,7 +82,7 @@ def test_order_is_demanded_or_made_and_ties_keep_theirs():
         ([(["a"], [1.0]), ([], [])], "sequence 1 is empty"),
         ([(["a", None], [1.0, 2.0])], "types hold nothing at event 1"),
         ([([1.0, np.nan], [1.0, 2.0])], "types hold NaN, first at event 1"),
-        ([(["a"], ["soon"])], "times must be numbers or dates"),
+        ([(["a"], ["soon"])], "times of sequence 0 must be numbers or dates"),
         ({"types": ["a", "b"], "times": [1.0, 2.0], "offsets": [0, 1]}, "offsets must rise from 0 to 2"),
         ({"times": [[1.0, 2.0]], "ends": [1.5]}, "sequence 0 ends before its last event"),
         ({"times": [[1.0, 2.0]], "starts": 1.5}, "sequence 0 starts after its first event"),

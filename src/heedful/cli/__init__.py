@@ -68,8 +68,9 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _command() -> Any:
-    """The command that was asked for, or None."""
-    return _group().commands.get(sys.argv[1])
+    """The command that was asked for, or None; of a group of commands, the one in it."""
+    command = _group().commands.get(sys.argv[1])
+    return getattr(command, "commands", {}).get((sys.argv[2:] or [""])[0], command)
 
 
 @cache

@@ -28,7 +28,7 @@ def periods(
     ],
     sequence: Annotated[str, typer.Option(help="Column that says of which sequence a row is.")] = "sequence",
     time_column: Annotated[str, typer.Option(help="Column with the time: numbers, or dates.")] = "time",
-    type_column: Annotated[str, typer.Option("--type", help="Column with the type, where there is one.")] = "type",
+    type: Annotated[str, typer.Option(help="Column with the type, where there is one.")] = "type",
     sort: Annotated[bool, typer.Option("--sort", help="Bring events in the order of their times.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the periodogram here.", show_default="not drawn")] = None,
     as_json: AsJson = False,
@@ -48,7 +48,7 @@ def periods(
 
     data = package.read(file)
     with warnings_in_a_line():
-        result = package.periods(data.X, sequence=sequence, time_column=time_column, type=type_column, sort=sort)
+        result = package.periods(data.X, sequence=sequence, time_column=time_column, type=type, sort=sort)
     echo(result, as_json)
     if out is not None:
         from heedful._plot import save_picture

@@ -46,7 +46,9 @@ class FitCommand(TyperCommand):
         if not args:
             return super().parse_args(ctx, args)
         own = [each for each in self.params if each.name in inspect.signature(fit).parameters]
-        more = typer.main.get_command(_asking(_estimator(args))).params
+        kind, estimator = _estimator(args)
+        ctx.meta["heedful.task"] = kind
+        more = typer.main.get_command(_asking(estimator)).params
         self.params = [*own, *more]
         rest = super().parse_args(ctx, args)
         names = {each.name for each in more}
@@ -71,7 +73,7 @@ def fit(
     If it is killed, the same command continues where it stopped; at most one
     epoch is lost.
     """
-    kind = task_of(file, task)
+    kind: Task = ctx.meta["heedful.task"]
     _check_file(file)
     folder = _free(out, overwrite)
     data = _labelled(kind, file, "train")
@@ -181,9 +183,11 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
     echo(outcome, as_json, lambda _: f"{data!r}\n{model.metric} {value:.4f}")
 
 
-def _estimator(args: list[str]) -> type[Any]:
-    """The estimator that the words of a command mean; the first of all where they do not tell."""
+def _estimator(args: list[str]) -> tuple[Task, type[Any]]:
+    """The task and the estimator that the words of a command mean; the first of all where they do not tell."""
     options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
+    if "--task" not in options and {"--sequence", "--time-column"} & options.keys():
+        options["--task"] = "events"  # no other files have columns to be named
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
     if {"--help", "-h"} & set(args):
         there = [Path(word) for word in files if Path(word).expanduser().is_file()]
@@ -197,7 +201,7 @@ def _estimator(args: list[str]) -> type[Any]:
         if "--out" not in options:
             raise InvalidArgument("--out is missing; name the model's folder")
     name = options.get("--estimator")
-    return kind.estimator(name if name in kind.estimators else None)
+    return kind, kind.estimator(name if name in kind.estimators else None)
 
 
 def _asking(estimator: type[Any]) -> typer.Typer:

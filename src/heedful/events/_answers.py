@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.bridges.estimator import Inputs, device_of, dtype_of, placed, seed_of
+from heedful.bridges.frames import Frames
 from heedful.bridges.samples import check_is_fitted
 from heedful.events._sequences import Columns, numbers_of_times, read_sequences
 from heedful.events._windows import EventSamples, Windows
@@ -19,6 +20,9 @@ from heedful.events.cycles import as_wait
 from heedful.events.density import LogNormalMixture
 from heedful.events.network import EventNetwork
 from heedful.events.results import Curve, Evaluation, Futures
+
+LATEST = 9.2e12  # seconds since 1970
+CELLS = 2**24  # logits that are computed at once
 
 
 class Answering:
@@ -79,11 +83,10 @@ class Answering:
             following, waits, counts = target[..., 0].long(), target[..., 1], target[..., 2] > 0
             states = network.states(*inputs)
             hidden = states if at is None else self._targets(network, states, inputs, inputs[1] + waits)
-            logits = network.logits(hidden[counts], known=at is not None).double()
             wanted = following[counts]
             known = wanted < network.types
-            own = logits.log_softmax(1).gather(1, torch.where(known, wanted, 0)[:, None])[:, 0]
-            right += int((logits.argmax(1) == wanted).sum())
+            own, correct = judged(network, hidden[counts], wanted, known=at is not None)
+            right += int(correct.sum())
             # A type that was never learned has no probability; it counts as one of all, and one more.
             type_nll -= float(torch.where(known, own, -np.log(network.types + 1)).sum())
             targets += len(wanted)
@@ -91,9 +94,10 @@ class Answering:
             if law is not None:
                 last = (~inputs[2]).sum(1) - 1
                 ends = law.at((torch.arange(len(last), device=last.device), last)).log_survival(rest[:, 0]) * rest[:, 1]
-                floor = waits[counts].clamp_min(self.least_gap_)
+                floor = positive(waits[counts], self.least_gap_)
                 time_nll -= float(law.at(counts).log_prob(floor).double().sum() + ends.double().sum())
-                levels.append(law.at(counts).cdf(floor).double().cpu().numpy())
+                # Events at one time are no draws of a density: they say nothing of its calibration.
+                levels.append(law.at(counts).cdf(floor)[waits[counts] > 0].double().cpu().numpy())
         if not targets:
             raise InvalidArgument("no sequence of X has two events or more, so there is none to foresee")
         typed = network.types > 1
@@ -103,13 +107,15 @@ class Answering:
         )  # fmt: skip
 
     def score(self, X: Any, y: Any = None, *, at: str | None = None) -> float:
-        """The accuracy of `evaluate`: of the type of every event, from those before it, its time known (`at="true"`) or not (None)."""
-        accuracy = self.evaluate(X, at=at).accuracy
-        if accuracy is None:
-            raise InvalidArgument(
-                "events are all of one type, so there is no accuracy; evaluate(X).time_nll is for their times"
-            )
-        return accuracy
+        """The accuracy of `evaluate`: of the type of every event, from those before it, its time known (`at="true"`) or not (None).
+
+        Where events have no types, it is the mean log-density of the waits.
+        """
+        result = self.evaluate(X, at=at)
+        if result.accuracy is None:
+            assert result.time_nll is not None
+            return -result.time_nll
+        return result.accuracy
 
     def evaluations(self, X: Any) -> list[Evaluation]:
         """`evaluate` with the time of each event unknown and, where the model has answers for that, known."""
@@ -120,6 +126,10 @@ class Answering:
         """Times for `at` of each sequence from text: one number or date for all, or `"+5"` and `"+1d"`, a wait behind each last event."""
         samples = self._unseen(X)
         if at.startswith("+"):
+            if not self.is_dated_ and at.strip()[-1:].isalpha():
+                raise InvalidArgument(
+                    f"times are numbers of an unknown unit, so a wait is a number too, as +5; got {at!r}"
+                )
             return self._dates(samples.last_times + as_wait(at[1:]))
         try:
             time = _date(at) if self.is_dated_ else float(at)
@@ -128,11 +138,15 @@ class Answering:
             raise InvalidArgument(f"at must be {kind}, or a wait as +5 or +1d; got {at!r}") from None
         return np.full(len(samples), time)
 
-    def columns_beside(self, X: Any) -> dict[str, Sequence[Any]]:
+    def columns_beside(self, X: Any) -> dict[str, list[str]]:
         """What a table of predictions says besides: the name of each sequence, and the median time of its next event."""
         names = read_sequences(X, self._columns(), sort=bool(self.sort)).names
         named = {} if names is None else {self.sequence: [str(name) for name in names]}
-        return named | ({"median time": self.predict_time(X).tolist()} if self.network_.components else {})
+        if not self.network_.components:
+            return named
+        times = self.predict_time(X)
+        zone = "Z" if self.is_dated_ else ""
+        return named | {"median time": [f"{time}{zone}" for time in (times.astype("datetime64[s]") if zone else times)]}
 
     @torch.no_grad()
     def probability_curve(self, X: Any, grid: Any = None) -> Curve:
@@ -150,7 +164,7 @@ class Answering:
         after = torch.from_numpy(waits).to(states.device)
         hidden = self._targets(network, states, inputs, inputs[1][:, -1:] + after, last)
         shares = network.logits(hidden[0], known=True).double().softmax(-1)
-        density = None if law is None else law.log_prob(after.clamp_min(self.least_gap_)).double().exp().cpu().numpy()
+        density = None if law is None else law.log_prob(positive(after, self.least_gap_)).double().exp().cpu().numpy()
         return Curve(waits, shares.cpu().numpy(), self.classes_, density)
 
     @torch.no_grad()
@@ -239,10 +253,16 @@ class Answering:
                 "the event after the last one of X has no true time; give at=None or a time for each sequence, or call score or evaluate "
                 "with at='true', which foresee the events of X themselves"
             )
+        if samples.names is not None:
+            at = Frames([], None, samples.names, nouns=("columns", "sequences")).aligned(at, "at")
+        if isinstance(at, list | tuple):
+            at = np.array(at, dtype=object if any(hasattr(one, "isoformat") for one in at) else None)
         times, dated = numbers_of_times(at if getattr(at, "ndim", 0) == 1 else np.atleast_1d(at), "at")
-        if len(times) != len(samples) or not np.isfinite(times).all():
+        if len(times) != len(samples):
+            raise InvalidArgument(f"at must have a time for each of the {len(samples)} sequences; got {len(times)}")
+        if not np.isfinite(times).all():
             raise InvalidArgument(
-                f"at must be a finite time for each of the {len(samples)} sequences; got {len(times)}"
+                f"at is {times[~np.isfinite(times)][0]} for sequence {int((~np.isfinite(times)).argmax())}; give a finite time"
             )
         if dated != self.is_dated_:
             raise InvalidArgument(f"at holds {sort_of(dated)}, and times were {sort_of(self.is_dated_)} in fit")
@@ -269,7 +289,30 @@ class Answering:
     def _dates(self, times: np.ndarray) -> np.ndarray:
         if not self.is_dated_:
             return times
-        return np.round(times * 1e6).astype("datetime64[us]")
+        # Beyond what datetime64 holds a heavy tail's mean is the latest date that there is.
+        return np.round(np.clip(times, -LATEST, LATEST) * 1e6).astype("datetime64[us]")
+
+
+def positive(waits: Tensor, least: float) -> Tensor:
+    """Waits with the least positive gap of the training in place of 0, at which no density is."""
+    return torch.where(waits > 0, waits, least)
+
+
+@torch.no_grad()
+def judged(network: EventNetwork, states: Tensor, wanted: Tensor, known: bool) -> tuple[Tensor, Tensor]:
+    """log p of the wanted types in float64 and whether each is the likeliest, of some states `[N, embed]` after others: memory does not grow with N K."""
+    own, right = [], []
+    rows = max(1, CELLS // network.types)
+    for some, types in zip(states.split(rows), wanted.split(rows), strict=True):
+        logits = network.logits(some, known=known).double()
+        place = types.clamp_max(network.types - 1)[:, None]
+        own.append(logits.gather(1, place)[:, 0] - logits.logsumexp(1))
+        right.append(logits.argmax(1) == types)
+    return (
+        (torch.cat(own), torch.cat(right))
+        if own
+        else (states.new_zeros(0).double(), wanted.new_zeros(0, dtype=torch.bool))
+    )
 
 
 def _date(text: str) -> np.datetime64:

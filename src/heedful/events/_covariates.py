@@ -16,7 +16,18 @@ LEVELS = 4096
 
 def learned(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """How to read each column again: mean and scale of numbers, levels of text."""
-    return [_learned(name, np.asarray(values)) for name, values in columns.items()]
+    return [_learned(name, _read(values)) for name, values in columns.items()]
+
+
+def _read(values: Any) -> np.ndarray:
+    """Numbers with NaN for None, or whatever else they are."""
+    values = np.asarray(values)
+    if values.dtype == object:
+        try:
+            return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+        except (TypeError, ValueError):
+            return values
+    return values
 
 
 def _learned(name: str, values: np.ndarray) -> dict[str, Any]:
@@ -48,7 +59,7 @@ def matrix(columns: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, Any]]
         raise InvalidArgument(f"X lacks the column {missing[0]!r} that the model was fitted with")
     blocks, codes = [np.zeros((count, 0), dtype=np.float32)], []
     for part in parts:
-        values = np.asarray(columns[part["name"]])
+        values = _read(columns[part["name"]])
         if "levels" in part:
             known = np.array(part["levels"], dtype=str)
             places = np.searchsorted(known, values.astype(str)).clip(max=len(known) - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,21 @@ def of_frame(frame: Any, columns: Columns) -> Sequences:
         frame = frame.reset_index()
     if not len(frame):
         raise InvalidArgument("X has no rows; give one event or more")
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise InvalidArgument(f"X has two columns called {twice!r}; rename or drop one")
     wanted = [columns.sequence, columns.time, *columns.marks, *columns.static]
+    if columns.type != Columns.type:
+        wanted.append(columns.type)
     missing = [name for name in wanted if name not in frame.columns]
     if missing:
         raise InvalidArgument(
             f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(frame.columns)[:10]))}. Name them: sequence=..., time_column=..., "
             "type=..., marks=..., static=..."
+        )
+    if columns.type not in frame.columns:
+        warnings.warn(
+            f"X has no column {columns.type!r}: events have no types, and their times alone are read", stacklevel=6
         )
     for name in (columns.sequence, columns.time, columns.type):
         if name in frame.columns and frame[name].isna().any():
@@ -45,7 +55,7 @@ def of_frame(frame: Any, columns: Columns) -> Sequences:
         changing = frame.groupby(codes, sort=False)[name].nunique(dropna=False) > 1
         if changing.any():
             raise InvalidArgument(
-                f"column {name!r} changes within sequence {names[int(changing.to_numpy().argmax())]!r}; static columns do not: give it as marks"
+                f"column {name!r} changes within sequence {str(names[int(changing.to_numpy().argmax())])!r}; static columns do not: give it as marks"
             )
         static[name] = values[offsets[:-1]]
     marks = {name: _values(frame[name]) for name in columns.marks}

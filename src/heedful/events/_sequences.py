@@ -73,8 +73,8 @@ def numbers_of_times(values: Any, place: str = "times") -> tuple[np.ndarray, boo
     if hasattr(values, "dtype") and getattr(values.dtype, "tz", None) is not None:
         values = values.dt.tz_convert("UTC").dt.tz_localize(None) if hasattr(values, "dt") else values.tz_convert(None)
     values = np.asarray(values)
-    if values.dtype == object and len(values) and hasattr(values.flat[0], "isoformat"):
-        values = values.astype("datetime64[us]")
+    if values.dtype == object and any(hasattr(one, "isoformat") for one in values.flat):
+        values = _dates(values, place)
     if values.dtype.kind == "M":
         if np.isnat(values).any():
             raise InvalidArgument(f"{place} hold NaT at {int(np.isnat(values).argmax())}; leave such events out")
@@ -86,17 +86,33 @@ def numbers_of_times(values: Any, place: str = "times") -> tuple[np.ndarray, boo
         raise InvalidArgument(
             f"{place} must be numbers or dates in one axis; got {values.dtype} of shape {values.shape}"
         )
-    if values.dtype in (np.float32, np.float16):
+    if values.dtype in (np.float32, np.float16) or (
+        values.dtype.kind in "iu" and np.abs(values).max(initial=0) > 2**53
+    ):
         _check_resolution(values, place)
     return values.astype(np.float64), False
 
 
+def _dates(values: np.ndarray, place: str) -> np.ndarray:
+    """Objects that are dates, with time zones or without, as datetime64 in UTC."""
+    try:
+        import pandas
+
+        return pandas.to_datetime(values, utc=True).tz_localize(None).to_numpy()
+    except ImportError:
+        return values.astype("datetime64[us]")
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{place} cannot be read as dates: {' '.join(str(error).split()):.120}") from None
+
+
 def _check_resolution(values: np.ndarray, place: str) -> None:
     finite = np.unique(values[np.isfinite(values)])
-    if len(finite) > 1 and np.spacing(np.abs(finite).max()) >= np.diff(finite).min():
+    kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+    step = float(np.spacing(np.abs(finite).max(initial=0).astype(kind)))
+    if len(finite) > 1 and step >= np.diff(finite).min():
         warnings.warn(
-            f"{place} are {values.dtype}, whose steps at {np.abs(finite).max():.6g} are {np.spacing(np.abs(finite).max()):.3g}: gaps are "
-            "rounded to that. Keep times in float64 or int64, or count them from a nearer origin",
+            f"{place} are {values.dtype}, whose steps{'' if kind == values.dtype else ' in float64'} at {np.abs(finite).max():.6g} are {step:.3g}: "
+            "gaps are rounded to that. Keep times in float64 or int64, or count them from a nearer origin",
             stacklevel=6,
         )
 
@@ -148,6 +164,10 @@ def _of_mapping(X: Mapping[str, Any]) -> Sequences:
     offsets = X.get("offsets")
     if offsets is None:
         # A missing type is told by its own name, so lengths are compared before anything is joined.
+        if any(np.ndim(case) == 0 for case in X["times"]):
+            raise InvalidArgument(
+                "times are flat and there are no offsets; events of sequence i are times[offsets[i]:offsets[i + 1]]"
+            )
         lengths = np.array([len(case) for case in X["times"]], dtype=np.int64)
         offsets = np.append(0, np.cumsum(lengths))
     else:
@@ -155,7 +175,7 @@ def _of_mapping(X: Mapping[str, Any]) -> Sequences:
         whole = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 1
         if not whole or offsets[0] != 0 or offsets[-1] != size or (np.diff(offsets) < 0).any():
             raise InvalidArgument(f"offsets must rise from 0 to {size}, the number of events; got {offsets!r:.80}")
-    times, dated = numbers_of_times(_flat(X["times"], offsets, "times", "offsets" in X))
+    times, dated = _all_times(X["times"], offsets, "offsets" in X)
     per_event = {
         str(name): _flat(values, offsets, f"marks[{name!r}]", "offsets" in X)
         for name, values in _named(X.get("marks"), "marks").items()
@@ -177,6 +197,17 @@ def _of_mapping(X: Mapping[str, Any]) -> Sequences:
     )
 
 
+def _all_times(values: Any, offsets: np.ndarray, is_flat: bool) -> tuple[np.ndarray, bool]:
+    """Times of all events; where sequences come in different types, each is read by itself, and all must be dates or none."""
+    kinds = {getattr(case, "dtype", None) for case in values} if not is_flat else set()
+    if is_flat or (len(kinds) == 1 and all(isinstance(kind, np.dtype) and kind.kind in "iuf" for kind in kinds)):
+        return numbers_of_times(_flat(values, offsets, "times", is_flat))
+    parts = [numbers_of_times(case, f"times of sequence {at}") for at, case in enumerate(values) if len(case)]
+    if len({dated for _, dated in parts}) > 1:
+        raise InvalidArgument("times are dates in some sequences and numbers in others; give all alike")
+    return (np.concatenate([part for part, _ in parts]), parts[0][1]) if parts else (np.empty(0), False)
+
+
 def _named(values: Any, what: str) -> Mapping[Any, Any]:
     if values is not None and not isinstance(values, Mapping):
         raise InvalidArgument(f"{what} must be a dict from names to columns; got a {type(values).__name__}")
@@ -193,8 +224,9 @@ def _flat(values: Any, offsets: np.ndarray, what: str, is_flat: bool) -> np.ndar
             f"{what} must have a list for each of the {len(offsets) - 1} sequences; got {len(values)}"
         )
     for at, (case, wanted) in enumerate(zip(values, np.diff(offsets), strict=True)):
-        if len(case) != wanted:
-            raise InvalidArgument(f"sequence {at} has {wanted} times and {len(case)} {what}; give one for each event")
+        given = len(case) if np.ndim(case) else 0
+        if given != wanted or np.ndim(case) != 1:
+            raise InvalidArgument(f"sequence {at} has {wanted} times and {given} {what}; give one for each event")
     parts = [part for case in values if len(part := np.asarray(case))]
     return np.concatenate(parts) if parts else np.empty(0)
 

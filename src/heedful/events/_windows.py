@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ class EventSamples(Samples):
     """
 
     offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    names: Any = None  # of the sequences, a pandas index, where a frame has them
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -51,4 +51,4 @@ def as_wait(period: Any) -> float:
         period = period.strip()
         with suppress(ValueError):
             period = float(period)
-    return as_period(period)
+    return 0.0 if period == 0 else as_period(period)

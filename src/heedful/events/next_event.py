@@ -17,9 +17,10 @@ from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
 from heedful.bridges.estimator import Estimator, Inputs
-from heedful.bridges.samples import Samples, moments, weights_of
+from heedful.bridges.frames import Frames
+from heedful.bridges.samples import Samples, hold_out, moments, weights_of
 from heedful.events import _covariates
-from heedful.events._answers import Answering, sort_of
+from heedful.events._answers import Answering, judged, positive, sort_of
 from heedful.events._sequences import Columns, Sequences, chosen, label_codes, read_sequences
 from heedful.events._windows import EventSamples, Windows
 from heedful.events.cycles import as_wait, found
@@ -209,7 +210,9 @@ class NextEvent(Answering, Estimator):
             return None if self.clock == "auto" else []
         if not isinstance(self.clock, str | list | tuple | np.ndarray):
             raise InvalidArgument(f"clock must be 'auto', 'none', or periods as '1d,7d'; got {self.clock!r:.100}")
-        return [as_wait(part) for part in (self.clock.split(",") if isinstance(self.clock, str) else self.clock)]
+        periods = [as_wait(part) for part in (self.clock.split(",") if isinstance(self.clock, str) else self.clock)]
+        check_number(0, clock=min(periods, default=1.0))
+        return periods
 
     def _read(
         self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
@@ -220,8 +223,13 @@ class NextEvent(Answering, Estimator):
             self._check_covariates(sequences)
             self.is_dated_, self.is_started_ = sequences.dated, bool((~np.isnan(sequences.starts)).any())
             self.covariates_ = {name: _covariates.learned(getattr(sequences, name)) for name in ("marks", "static")}
+        elif not self.is_started_ and not np.isnan(sequences.starts).all():
+            raise InvalidArgument("X says when sequences start, and in fit it did not; leave starts out")
         elif sequences.dated != self.is_dated_:
             raise InvalidArgument(f"times were {sort_of(self.is_dated_)} in fit and are {sort_of(sequences.dated)} now")
+        if sequences.names is not None:
+            frames = Frames([], None, sequences.names, nouns=("columns", "sequences"))
+            sample_weight, groups = frames.aligned(sample_weight, "sample_weight"), frames.aligned(groups, "groups")
         return self._encoded(sequences, sample_weight, groups)
 
     def _learn_types(self, sequences: Sequences) -> None:
@@ -265,12 +273,22 @@ class NextEvent(Answering, Estimator):
             times = np.insert(times, places, sequences.starts[started])
             marks = np.insert(marks, places, 0.0, axis=0)
             offsets = offsets + np.append(0, np.cumsum(started))
-        return EventSamples((codes, times, marks, sequences.ends, static), None, sample_weight, groups, offsets=offsets)
+        inputs = (codes, times, marks, sequences.ends, static)
+        return EventSamples(inputs, None, sample_weight, groups, offsets=offsets, names=sequences.names)
 
     def _labelled(self, samples: Samples) -> Samples:
         assert isinstance(samples, EventSamples)
         weights = weights_of(np.zeros(1), np.zeros(len(samples), dtype=int), None, samples.weights)
         return EventSamples(samples.inputs, None, weights, samples.groups, offsets=samples.offsets)
+
+    def _split(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences with something to foresee are held out; those of one event are not."""
+        assert isinstance(samples, EventSamples)
+        longer = np.flatnonzero(samples.lengths > 1)
+        groups = None if samples.groups is None else samples.groups[longer]
+        held = longer[hold_out(len(longer), self.validation_fraction, self.seed_, groups=groups)[1]]
+        learn = np.setdiff1d(np.arange(len(samples)), held)
+        return (learn, held) if (samples.lengths[learn] > 1).any() else (np.arange(len(samples)), held[:0])
 
     def _scale(self, samples: Samples) -> None:
         assert isinstance(samples, EventSamples)
@@ -283,7 +301,10 @@ class NextEvent(Answering, Estimator):
         self.clock_: list[float] = given or []
         self.cycles_: list[float] = []
         if given is None and self.time != "order":
-            self.clock_, self.cycles_ = found(times, codes, samples.offsets)
+            # Where a sequence starts is no event.
+            real = codes <= len(self.classes_)
+            offsets = np.append(0, np.cumsum(real))[samples.offsets]
+            self.clock_, self.cycles_ = found(times[real], codes[real], offsets)
 
     def _network(self) -> EventNetwork:
         return self._make(len(self.classes_), self.clock_, self.span_, self.gap_moments_, self.covariates_)
@@ -362,7 +383,7 @@ class NextEvent(Answering, Estimator):
         tail = states.new_zeros(())
         law = network.waits(states)
         if law is not None:
-            floor = waits.clamp_min(self.least_gap_)
+            floor = positive(waits, self.least_gap_)
             # Per unit of the standardised logarithm: constants of the data do not weigh in the loss.
             constant = floor[counts].log().float() + math.log(law.spread)
             terms["wait"] = -law.at(counts).log_prob(floor[counts]) - constant
@@ -396,6 +417,9 @@ def _cross_entropy(
     """
     learned = wanted < network.types
     safe = torch.where(learned, wanted, 0)
+    if not torch.is_grad_enabled():
+        own, right = judged(network, states, wanted, known)
+        return torch.where(learned, -own, 0.0).float(), right.float()
     if negatives is None or negatives >= network.types:
         logits = network.logits(states, known=known).float()
         loss = functional.cross_entropy(logits, safe, reduction="none")

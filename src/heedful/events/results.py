@@ -22,7 +22,7 @@ class Evaluation(Result):
         accuracy: share of them whose type had the largest probability; None where all events are of one type.
         type_nll: mean of -log p(type), in nats; None likewise.
         time_nll: mean of -log p(wait) per unit of time, with the tail behind each last event where its sequence's end is known; None without a density of waits.
-        levels: shares of the predicted law below the true wait, rising, from 0 to 1: uniform where the law is calibrated.
+        levels: shares of the predicted law below each true wait above 0, rising, from 0 to 1: uniform where the law is calibrated.
     """
 
     at: str | None
@@ -49,7 +49,9 @@ class Evaluation(Result):
         if self.accuracy is not None:
             lines.append(f"accuracy {self.accuracy:.4f}, -log p(type) {self.type_nll:.4f}")
         if self.time_nll is not None:
-            lines.append(f"waits: -log p {self.time_nll:.4f} per event, calibration error {self.calibration_error:.3f}")
+            error = self.calibration_error
+            calibration = "" if error is None else f", calibration error {error:.3f}"
+            lines.append(f"waits: -log p {self.time_nll:.4f} per event{calibration}")
         return "\n".join(lines)
 
     def plot(self, ax: Axes | None = None) -> Axes:

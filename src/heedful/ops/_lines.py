@@ -195,13 +195,13 @@ def _levels(power: Power, tops: Array) -> Array:
     near = max(2, round(2.5 * width))
     far = near + max(8, round(NEIGHBOURS * width))
     first = min(max(1, round(1.5 * width)), len(values) - 1)  # frequencies below are the span itself
-    away = np.arange(near, far + 1)
+    away = _some(near, far, len(values))
     left = np.median(values[np.maximum(tops[:, None] - away, first)], axis=1)
     right = np.median(values[np.minimum(tops[:, None] + away, len(values) - 1)], axis=1)
     usual = np.maximum(left, np.where(tops + near < len(values), right, left))
     if power.kind == "within":
         # Sums over many sequences are smooth: next to a cycle they are as without it, on a broad rise they are not.
-        close = np.arange(max(1, round(1.3 * width)), near + 2)
+        close = _some(max(1, round(1.3 * width)), near + 1, len(values))
         beside = np.concatenate((tops[:, None] - close, tops[:, None] + close), axis=1)
         usual = np.maximum(usual, np.median(values[np.clip(beside, first, len(values) - 1)], axis=1))
     middle = (1 - 1 / (9 * power.shape)) ** 3  # the median of the law without a cycle (Wilson and Hilferty)
@@ -209,6 +209,12 @@ def _levels(power: Power, tops: Array) -> Array:
     fall = (power.frequencies[slow] / power.frequencies[tops][:, None]) ** 2
     drift = 1 + ((values[slow] - 1) * fall).max(axis=1, initial=0.0)
     return np.maximum(usual / middle, drift)
+
+
+def _some(near: int, far: int, count: int) -> Array:
+    """Distances from near to far on a grid of so many places, 256 of them at most: where spans differ by orders, lines of the short ones are as wide as the grid."""
+    near, far = min(near, count), min(far, count)
+    return np.unique(np.linspace(near, far, min(256, far - near + 1)).astype(int))
 
 
 def _are_broad(power: Power, tops: Array, levels: Array) -> Array:

@@ -123,7 +123,7 @@ def coherent(events: Events, highest: float) -> list[Power]:
     grid = _Grid(span, highest)
     sequence, bins = events.sequence, grid.bins(events.times)
     weights = np.sin(np.pi * events.times / span) ** 2
-    moment = float((weights**2).sum())
+    moment = _moment(events, weights)
     power = np.abs(grid.transform(np.bincount(bins, weights))) ** 2 / moment
     clocks = Clocks(events, weights, None, np.array([moment]))
     largest = float(weights.sum() ** 2 / moment)
@@ -152,6 +152,14 @@ def coherent(events: Events, highest: float) -> list[Power]:
         *found,
         Power("coherent", "types", grid.frequencies, total, shape, largest, *shared, clocks.together, clocks),
     ]
+
+
+def _moment(events: Events, weights: Array) -> float:
+    """The sum of squared weights, in which events of a sequence at one time are one: they come together, a basket and not many visits."""
+    order = np.lexsort((events.times, events.sequence))
+    sequence, times = events.sequence[order], events.times[order]
+    first = np.append(True, (np.diff(sequence) != 0) | (np.diff(times) != 0))
+    return float((np.add.reduceat(weights[order], np.flatnonzero(first)) ** 2).sum())
 
 
 def within(events: Events, highest: float) -> list[Power]:
