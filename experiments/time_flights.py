@@ -115,7 +115,15 @@ def tables(result: dict[str, Any]) -> list[Block]:
         own = {row["target"]: row for row in result["trees"] if row["way"] == way}
         if len(own) == len(TARGETS):
             seconds = ", ".join(f"{own[target]['seconds']:.0f}" for target in TARGETS)
-            rows.append(["boosted trees, all marks", way, *_cells([own[target] for target in TARGETS]), seconds])
+            limits = " and ".join(str(TREES[target][0].rounds) for target in TARGETS)
+            rows.append(
+                [
+                    f"boosted trees, all marks (at most {limits} rounds)",
+                    way,
+                    *_cells([own[target] for target in TARGETS]),
+                    seconds,
+                ]
+            )
     for name in names:
         for way in (UNKNOWN, KNOWN):
             values = {target: [100 * value for value in of(name, target, way)] for target in TARGETS}
