@@ -38,6 +38,7 @@ def read(file: str | Path, split: Split = "train") -> EventData:
     all names, those of `split` are read. Object arrays, which are pickles, are not read.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.savez(f"{folder}/calls.npz", times=[0.5, 2.0, 1.0], types=["in", "out", "in"], offsets=[0, 2, 3])
     ...     read(f"{folder}/calls.npz")

@@ -95,7 +95,7 @@ class NextEvent(Answering, Estimator):
     ...     gaps = rng.exponential(1.0, 30)
     ...     return np.where(gaps < 0.7, "b", "a"), np.cumsum(gaps)
     >>> X = [sequence() for _ in range(80)]
-    >>> model = NextEvent(embed_dim=16, num_heads=2, layers=1, epochs=8, lr=0.01, random_state=0).fit(X)
+    >>> model = NextEvent(embed_dim=16, num_heads=2, layers=1, epochs=20, lr=0.01, random_state=0).fit(X)
     >>> model.score(X, at="true") > 0.9, model.predict(X[:2], at=[X[0][1][-1] + 0.1, X[1][1][-1] + 3.0]).tolist()
     (True, ['b', 'a'])
     """
