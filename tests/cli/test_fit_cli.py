@@ -291,3 +291,32 @@ def test_what_is_missing_is_said_at_once(run, file):
     assert "--out is missing" in run("fit", file)[2]
     assert "Missing argument 'FILE'" in run("fit")[2]
     assert run("fit", "nosuch.npz", "-h")[0] == 0
+
+
+def test_events_by_the_columns_that_are_named(run, tmp_path):
+    """Of a table with a column `case`, as of points: what names columns of events says that it holds them."""
+    rng = np.random.default_rng(0)
+    rows = [f"{case},{time:.3f},{'ab'[case % 2]}" for case in range(9) for time in np.cumsum(rng.exponential(1.0, 6))]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(["case,timestamp,activity", *rows]))
+    columns = ("--sequence", "case", "--time-column", "timestamp", "--type", "activity")
+    small = ("--embed-dim", 8, "--heads", 2, "--layers", 1, "--epochs", 1, "--quiet")
+    code, out, _ = run("fit", log, *columns, *small, "--out", tmp_path / "model")
+    assert code == 0
+    assert "held-out accuracy" in out
+    code, out, _ = run("predict", tmp_path / "model", log, "--at", "+0.5", "--proba")
+    assert (code, out.splitlines()[0]) == (0, "case,prediction,case,median time,a,b")
+    assert len(out.splitlines()) == 10
+    code, out, _ = run("score", tmp_path / "model", log, "--json")
+    assert [one["at"] for one in json.loads(out)["evaluations"]] == [None, "true"]
+    (tmp_path / "noise.csv").write_bytes(b"\xff\xfe\x00\x9c" * 40)
+    for arguments, said in (
+        (("predict", tmp_path / "model", log, "--at", "+1d"), "numbers of an unknown unit"),
+        (("fit", tmp_path / "noise.csv", "--out", tmp_path / "new", *small), "is no text"),
+        (("events", "periods", log), "Name them: --sequence, --time-column, --type"),
+    ):
+        code, _, err = run(*arguments)
+        assert code == 2
+        assert said in err
+    code, out, _ = run("events", "periods", log, *columns, "--json")
+    assert (code, json.loads(out)["peaks"]) == (0, [])

@@ -405,3 +405,10 @@ def test_spectrum_and_pictures():
     assert BochnerTime(8).plot().get_xscale() == "log"
     with pytest.raises(InvalidArgument, match="no period to draw"):
         BochnerTime(2, "normal").plot()
+
+
+def test_a_given_range_needs_no_gaps():
+    encoding = BochnerTime(8, period_range=(1.0, 5.0)).calibrate(torch.ones(2, 3, dtype=torch.float64))
+    assert 1.0 <= float(encoding.periods().min()) <= float(encoding.periods().max()) <= 5.0 * (1 + 1e-9)
+    with pytest.raises(InvalidArgument, match="NaN or infinite"):
+        encoding.calibrate(torch.full((2, 3), torch.nan, dtype=torch.float64))

@@ -13,7 +13,7 @@ from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._plot import Axes, axes
 from heedful._runtime import full_precision, readable
-from heedful.nn._frequencies import DEFAULT, Free, Law, TimeScale, as_periods, check_times, ranged, time_scale
+from heedful.nn._frequencies import DEFAULT, Free, Law, TimeScale, as_periods, as_range, check_times, ranged, time_scale
 from heedful.nn._laws import Exponents, Flow, Mixture
 from heedful.nn._module import Module
 from heedful.nn._time_results import TimeSpectrum, is_wide
@@ -54,7 +54,13 @@ class TimeEncoding(Module):
             periods: further periods to start at, as from `heedful.ops.periodogram`; the log-spaced ones fill up what is left.
                 Encodings without periods of their own pass over them.
         """
-        scale = time_scale(times, mask)
+        given = as_range(getattr(self, "period_range", "auto"))
+        try:
+            scale = time_scale(times, mask)
+        except InvalidArgument:
+            if given is None or not times.isfinite().all():
+                raise
+            scale = given  # times without a gap have no scale of their own, and need none
         with torch.no_grad():
             self._start(scale, as_periods(periods))
         return self
