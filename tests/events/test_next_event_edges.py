@@ -28,13 +28,11 @@ def test_times_at_go_by_the_names_of_sequences(model):
     )
     at = pd.Series({"adam": 103.0, "zoe": 100.05})
     np.testing.assert_array_equal(model.predict_proba(frame, at=at), model.predict_proba(frame, at=[100.05, 103.0]))
-    weights = pd.Series({"zoe": 1.0, "adam": 0.0})
     several = pd.concat((frame, frame.assign(sequence=frame["sequence"] + " again")))
     index = ["zoe again", "adam again", "adam", "zoe"]
     by_name = NextEvent(**SMALL, epochs=1).fit(several, sample_weight=pd.Series([1.0, 2.0, 3.0, 4.0], index=index))
     by_place = NextEvent(**SMALL, epochs=1).fit(several, sample_weight=[4.0, 3.0, 1.0, 2.0])
     np.testing.assert_array_equal(by_name.predict_proba(frame), by_place.predict_proba(frame))
-    assert len(weights) == 2
 
 
 def test_dates_of_every_kind_are_the_same_times():

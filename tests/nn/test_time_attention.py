@@ -270,7 +270,7 @@ def test_a_change_of_unit(name):
         made(name, dtype=torch.float32).calibrate(unit * times)(x, unit * times, is_causal=True)
         for unit in (1.0, 86400.0)
     ]
-    torch.testing.assert_close(*outs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(*outs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", INTERACTIONS)

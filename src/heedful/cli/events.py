@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from heedful._errors import InvalidArgument
 from heedful.cli.arguments import AsJson, echo, warnings_in_a_line
 
 events = typer.Typer(help="Looks into files of events without training.", no_args_is_help=True)
@@ -37,8 +36,6 @@ def periods(
 
     Periods are in the unit of the times; of dates, in seconds.
     """
-    if not file.expanduser().is_file():
-        raise InvalidArgument(f"there is no file {file}")
     if out is not None:
         from heedful._plot import check_picture
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -16,7 +17,6 @@ from heedful.nn import Block, BochnerTime, Encoder, MercerTime, Module, Timed, t
 
 Time = Literal["linear", "bochner", "mercer", "time2vec", "tgat", "order"]
 FEATURES = 32  # of a time, before they are mapped to the width of the network
-JOINED = ("add", "concat", "concat_mlp", "residual")  # interactions that change with the origin of time
 
 
 class Answers(NamedTuple):
@@ -100,12 +100,12 @@ class EventNetwork(Module):
         self.mark_levels, self.static_levels = tuple(mark_levels), tuple(static_levels)
         self.log_mean, self.log_scale = float(log_mean), float(log_scale)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        joined = interaction in JOINED
-        timed = Timed(
-            interaction=interaction,
-            rotate_values=rotate_values,
-            encoding=time_encoding("sinusoidal" if time == "order" else time, FEATURES, **place) if joined else None,
-        )
+        timed = Timed(interaction=interaction, rotate_values=rotate_values)
+        # Those that change with the origin of time get features of times, and times since the first event.
+        self._since_first = not timed.is_stationary
+        if self._since_first:
+            features = time_encoding("sinusoidal" if time == "order" else time, FEATURES, **place)
+            timed = replace(timed, encoding=features)
         self.embedding = nn.Embedding(types + 2, embed_dim, **place)
         nn.init.normal_(self.embedding.weight, std=embed_dim**-0.5)
         self.encoder = Encoder(embed_dim, num_heads, [timed] * layers, hidden, dropout, **place)
@@ -179,7 +179,7 @@ class EventNetwork(Module):
         x = functional.dropout(x, self.dropout, self.training)
         if self.time == "order":
             times = torch.arange(times.shape[1], dtype=torch.float64, device=times.device).expand_as(times)
-        elif self.interaction in JOINED:
+        elif self._since_first:
             times = times - times[:, :1]
         return self.encoder(x, key_padding_mask=padding, is_causal=True, times=times)
 
@@ -208,7 +208,7 @@ class EventNetwork(Module):
         if self.then is not None:
             x = x + self.then(target_times)
         x = functional.dropout(x, self.dropout, self.training)
-        if self.interaction in JOINED:
+        if self._since_first:
             target_times, times = target_times - times[:, :1], times - times[:, :1]
         for block in self.targets:
             x = block(

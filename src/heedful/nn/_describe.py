@@ -20,6 +20,8 @@ Weights = Literal["data", "static"]
 Causal = Literal[False, "cummean", "prefix"]
 MapName = Literal["cosine", "elu", "relu", "identity", "random"]
 Interaction = Literal["rotary", "bias", "decay", "bucket", "add", "concat", "concat_mlp", "residual"]
+# Interactions in which features of times are joined with the events before the projections.
+JOINED = ("add", "concat", "concat_mlp", "residual")
 
 _MAPS: dict[str, Kernel] = {
     "cosine": Cosine(),
@@ -185,6 +187,11 @@ class Timed(Description):
 
     def __post_init__(self) -> None:
         check_choice(Interaction, interaction=self.interaction)
+
+    @property
+    def is_stationary(self) -> bool:
+        """Whether a shift of all times changes nothing."""
+        return self.interaction not in JOINED
 
     def arguments(self) -> dict[str, Any]:
         return {**super().arguments(), "encoding": deepcopy(self.encoding)}

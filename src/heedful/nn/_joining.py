@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-JOINED = ("add", "concat", "concat_mlp", "residual")
-
 
 class Joining(nn.Module):
     r"""$z + W \Phi$ (`"add"`), $[z; \Phi]$ (`"concat"`), a network of it (`"concat_mlp"`), or that and a linear map (`"residual"`).

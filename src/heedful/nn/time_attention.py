@@ -15,9 +15,9 @@ from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._runtime import full_precision
 from heedful.masks import Mask
-from heedful.nn._describe import Interaction
+from heedful.nn._describe import JOINED, Interaction
 from heedful.nn._frequencies import DEFAULT, TimeScale, exact, log_spaced, number, time_scale
-from heedful.nn._joining import JOINED, Joining
+from heedful.nn._joining import Joining
 from heedful.nn._module import Module, check_heads, check_input, layer_mask, learned
 from heedful.nn._timing import Moments, Rotation, bucketed, decayed, harmonics, moments, whole_or_float64
 from heedful.nn.time import BochnerTime, PeriodicTime, TimeEncoding
