@@ -65,6 +65,7 @@ _HOMES = {
             "nn",
             "ops",
             "series",
+            "transport",
         ),
         "",
     ),
@@ -111,6 +112,7 @@ __all__ = [
     "nn",
     "ops",
     "series",
+    "transport",
 ]
 
 
@@ -130,6 +132,7 @@ if TYPE_CHECKING:
         nn,
         ops,
         series,
+        transport,
     )
     from heedful._attend import Plan, attend
     from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, MissingExtra, Unsupported

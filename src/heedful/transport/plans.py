@@ -1,0 +1,187 @@
+"""The cheapest way to carry one cloud of points onto another."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful._checks import check_choice, check_whole
+from heedful._errors import InvalidArgument, MissingExtra, Unsupported
+from heedful._result import Result
+from heedful.transport._clouds import Array, array, costs, masses, moves, pair
+
+Method = Literal["auto", "exact", "plan", "sinkhorn"]
+
+# The entropic option: the strength of the entropy as a share of the mean cost, the most iterations and the error of the masses that is let go.
+ENTROPY = 0.01
+ITERATIONS = 2000
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Plan(Result):
+    r"""How the mass of one cloud goes to another: `assignment` returns it.
+
+    Attributes:
+        cost: $\langle P, C \rangle$ for a total mass of 1; $W_p = \mathrm{cost}^{1/p}$.
+        index: `(N,)`, point i goes to point `index[i]`; None where mass is split.
+        matrix: P, `(N, M)`; None where `index` says it all.
+        potentials: (u, v) with $u_i + v_j \le C_{ij}$, equal where mass goes (as good as equal for an entropic plan); None of a sorted line.
+        is_exact: whether the cost is the least; that of an entropic plan is an upper bound.
+        method: how it was found: `"exact"`, `"line"` (points with one number, sorted), `"plan"` or `"sinkhorn"`.
+    """
+
+    cost: float
+    index: NDArray[np.intp] | None = None
+    matrix: Array | None = None
+    potentials: tuple[Array, Array] | None = None
+    is_exact: bool = True
+    method: str = "exact"
+    _not: ClassVar[tuple[str, ...]] = ("matrix", "potentials")
+
+    def map(self, Y: Any) -> Array:
+        r"""Where each point goes, `(N, r)`: $T(x_i) = \sum_j P_{ij} y_j / a_i$, the mean of the places that its mass goes to.
+
+        A point without mass goes nowhere: its row is NaN.
+        """
+        Y = array(Y, "Y")
+        target: Any = self.index if self.matrix is None else self.matrix.T
+        if len(Y) != len(target):
+            raise InvalidArgument(f"this plan leads to {len(target)} points; got Y of shape {Y.shape}")
+        if self.matrix is None:
+            return Y[self.index]
+        total = self.matrix.sum(1, keepdims=True)
+        return np.divide(self.matrix @ Y, total, out=np.full((len(total), Y.shape[1]), np.nan), where=total > 0)
+
+    def __str__(self) -> str:
+        shape = f"{len(self.index)} points one to one" if self.index is not None else "mass is split"
+        return f"cost {self.cost:.6g} ({'exact' if self.is_exact else 'an upper bound'}, {self.method}), {shape}"
+
+
+def assignment(
+    X: Any,
+    Y: Any,
+    p: float = 2,
+    *,
+    method: Method = "auto",
+    a: Any = None,
+    b: Any = None,
+    max_exact: int = 5000,
+    start: Plan | None = None,
+) -> Plan:
+    r"""The cheapest plan from the points X `(N, r)` to the points Y `(M, r)`.
+
+    $$\mathrm{OT}_p(X, Y) = \min_{P \ge 0,\ P 1 = a,\ P^T 1 = b} \langle P, C \rangle, \qquad C_{ij} = |x_i - y_j|^p.$$
+
+    With N = M points of equal weight an optimal P is a permutation divided by N: `scipy.optimize.linear_sum_assignment` finds it, in
+    at most O(N^3); points with one number each are sorted. Otherwise the plan is that of `ot.emd` (POT).
+
+    Args:
+        p: exponent of the Euclidean distance, from 1 on.
+        method: `"exact"` (one to one), `"plan"` (any numbers and weights), `"sinkhorn"`, or `"auto"`: the first that serves these clouds;
+            above `max_exact` points the entropic one, with a warning.
+        a, b: weights of the points of X and Y, divided by their sums; equal by default.
+        max_exact: number of points in the larger cloud up to which `"auto"` solves exactly.
+        start: an earlier plan between clouds that lay near these (the same points a training step before): the search starts at its
+            potentials. The result is as exact as without.
+
+    `"sinkhorn"` is POT's, in the log domain, with entropy of strength 0.01 x the mean cost; its plan is rounded to the exact weights
+    (Altschuler, Weed & Rigollet 2017, algorithm 2) and its cost $\langle P, C \rangle$ is an upper bound of the true one, by 1 or 2 %
+    as a rule. The entropic objective, which may lie on either side, is never reported.
+
+    >>> plan = assignment([[0.0, 0.0], [1.0, 0.0]], [[1.0, 1.0], [0.0, 1.0]])
+    >>> plan.index.tolist(), plan.cost
+    ([1, 0], 1.0)
+    >>> assignment([[0.0], [1.0], [2.0]], [[0.0], [2.0]], p=1).map([[0.0], [2.0]]).round(9).tolist()
+    [[0.0], [1.0], [2.0]]
+    """
+    check_choice(Method, method=method)
+    check_whole(max_exact=max_exact)
+    X, Y = pair(X, Y, p)
+    a, b = masses(a, len(X), "a"), masses(b, len(Y), "b")
+    single = len(X) == len(Y) and a is None and b is None
+    line = single and X.shape[1] == 1
+    if method == "exact" and not single:
+        raise Unsupported(
+            f"method='exact' pairs equal numbers of points of equal weight; got {len(X)} and {len(Y)} points"
+            f"{'' if a is None and b is None else ' with weights'}. Take 'plan' or 'auto'"
+        )
+    if method == "auto":
+        method = "exact" if single else "plan"
+        if max(len(X), len(Y)) > max_exact and not line:
+            method = "sinkhorn"
+            warnings.warn(
+                f"more than max_exact={max_exact} points: the plan is entropic, its cost an upper bound, 1 or 2 % above as a rule",
+                stacklevel=2,
+            )
+    if start is not None and method != "exact":
+        raise Unsupported(f"start serves method='exact' alone; these clouds need {method!r}")
+    if method == "exact":
+        return _line(X, Y, p) if line else _exact(X, Y, p, start)
+    a, b = (np.full(len(part), 1 / len(part)) if mass is None else mass for part, mass in ((X, a), (Y, b)))
+    return _plan(X, Y, p, a, b) if method == "plan" else _entropic(X, Y, p, a, b)
+
+
+def wasserstein(X: Any, Y: Any, p: float = 2, **options: Any) -> float:
+    r"""$W_p(X, Y) = \mathrm{OT}_p(X, Y)^{1/p}$ for a total mass of 1; options are those of `assignment`.
+
+    >>> wasserstein([[0.0, 0.0], [3.0, 4.0]], [[3.0, 4.0], [6.0, 8.0]], p=1)
+    5.0
+    """
+    return float(assignment(X, Y, p, **options).cost ** (1 / p))
+
+
+def _line(X: Array, Y: Array, p: float) -> Plan:
+    index = np.empty(len(X), dtype=np.intp)
+    index[np.argsort(X[:, 0], kind="stable")] = np.argsort(Y[:, 0], kind="stable")
+    return Plan(float(moves(X, Y[index], p).mean()), index, method="line")
+
+
+def _exact(X: Array, Y: Array, p: float, start: Plan | None) -> Plan:
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise MissingExtra("scipy", "transport") from None
+    index = linear_sum_assignment(costs(X, Y, p))[1]
+    return Plan(float(moves(X, Y[index], p).mean()), index)
+
+
+def _pot() -> Any:
+    try:
+        import ot
+    except ImportError:
+        raise MissingExtra("POT", "transport") from None
+    return ot
+
+
+def _plan(X: Array, Y: Array, p: float, a: Array, b: Array) -> Plan:
+    cost = costs(X, Y, p)
+    # The simplex steps grow with the points; the usual bound of POT, 100,000, stops clouds of some thousands.
+    matrix, log = _pot().emd(a, b, cost, numItermax=max(100_000, 100 * cost.size), log=True)
+    if log["warning"] is not None:
+        raise Unsupported(f"POT found no optimal plan: {log['warning']}; take method='sinkhorn'")
+    return Plan(float((matrix * cost).sum()), None, matrix, (log["u"], log["v"]), method="plan")
+
+
+def _entropic(X: Array, Y: Array, p: float, a: Array, b: Array) -> Plan:
+    cost = costs(X, Y, p)
+    strength = ENTROPY * float(cost.mean()) or 1.0
+    options = {"numItermax": ITERATIONS, "stopThr": TOLERANCE, "log": True, "warn": False}
+    matrix, log = _pot().sinkhorn(a, b, cost, strength, method="sinkhorn_log", **options)
+    matrix = _rounded(matrix, a, b)
+    potentials = strength * log["log_u"], strength * log["log_v"]
+    return Plan(float((matrix * cost).sum()), None, matrix, potentials, False, "sinkhorn")
+
+
+def _rounded(matrix: Array, a: Array, b: Array) -> Array:
+    """The nearest plan with exactly these weights: rows and columns that are too heavy are scaled down, the rest is spread."""
+    rows = matrix.sum(1)
+    matrix = matrix * np.minimum(1, a / np.where(rows > 0, rows, 1))[:, None]
+    columns = matrix.sum(0)
+    matrix *= np.minimum(1, b / np.where(columns > 0, columns, 1))
+    lack_a, lack_b = a - matrix.sum(1), b - matrix.sum(0)
+    return matrix + np.outer(lack_a, lack_b / (lack_b.sum() or 1.0))
