@@ -8,6 +8,8 @@ from heedful.nn._time_results import TimeSpectrum
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Evolved
 from heedful.nn.clocks import LinearTime, PositionTime, TGATTime, Time2Vec, time_encoding
+from heedful.nn.datapoint import ColumnAttention, DatapointAttention
+from heedful.nn.datapoint_block import DatapointBlock, Remembered
 from heedful.nn.encoder import Encoder
 from heedful.nn.invariant import GramCoefficients, InvariantCoefficients, VectorsAndScalars
 from heedful.nn.knowledge import KnowledgeAttention
@@ -25,6 +27,9 @@ __all__ = [
     "Block",
     "BochnerTime",
     "Coefficients",
+    "ColumnAttention",
+    "DatapointAttention",
+    "DatapointBlock",
     "Encoder",
     "Evolved",
     "GaussianProcessAttention",
@@ -50,6 +55,7 @@ __all__ = [
     "PrimalScores",
     "PrimalState",
     "PrimalStep",
+    "Remembered",
     "TGATTime",
     "Time2Vec",
     "TimeAttention",
