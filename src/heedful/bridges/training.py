@@ -20,6 +20,7 @@ from heedful._errors import CorruptModel, InvalidArgument, MissingExtra
 from heedful._files import new_file
 from heedful._progress import Progress, silent
 from heedful.bridges.batches import Share, batches, each, leaves, mixed
+from heedful.bridges.optimizers import new_optimizer
 from heedful.bridges.record import Epoch, Hyperparameters, Training
 
 try:
@@ -32,7 +33,7 @@ try:
 except ImportError:
     raise MissingExtra("pytorch-lightning", "train") from None
 
-__all__ = ["STRATEGIES", "is_first", "train"]
+__all__ = ["STRATEGIES", "AfterEpochs", "is_first", "train"]
 
 Loss = Callable[..., Tensor]
 Measure = Callable[..., Mapping[str, Tensor]]
@@ -99,7 +100,6 @@ def train(
             precision="bf16-mixed" if bfloat16 else "32-true",
             max_epochs=hyperparameters.epochs,
             accumulate_grad_batches=hyperparameters.accumulate,
-            gradient_clip_val=hyperparameters.clip,
             callbacks=[
                 record,
                 *([_Stopping(patience)] if measuring is not None and patience is not None else []),
@@ -137,6 +137,17 @@ def train(
 def is_first() -> bool:
     """Whether this process is the first, or the only one, of a training; it alone writes files."""
     return rank_zero_only.rank in (0, None)
+
+
+class AfterEpochs(Callback):  # type: ignore[misc]
+    """A callback for a Trainer of one's own: calls `action()` after each epoch of training, in the first process alone."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+
+    def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
+        if trainer.is_global_zero:
+            self.action()
 
 
 class _Task(lightning.LightningModule):  # type: ignore[misc]
@@ -189,10 +200,14 @@ class _Task(lightning.LightningModule):  # type: ignore[misc]
         both = self.trainer.strategy.reduce(both.to(self.device), reduce_op="sum")
         return both[:-1].cpu(), int(both[-1])
 
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        for bound, kind in ((self.hyperparameters.clip_value, "value"), (self.hyperparameters.clip, "norm")):
+            if bound is not None:
+                self.clip_gradients(optimizer, bound, kind)
+
     def configure_optimizers(self) -> Any:
         how = self.hyperparameters
-        kind = getattr(torch.optim, how.optimizer)
-        optimizer = kind(self.network.parameters(), lr=how.lr, weight_decay=how.weight_decay)
+        optimizer = new_optimizer(how.optimizer, self.network.parameters(), lr=how.lr, weight_decay=how.weight_decay)
         if not how.scheduled:
             return optimizer
         steps = self.trainer.estimated_stepping_batches
