@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 
 from heedful._checks import check_choice, check_number, check_whole
-from heedful._errors import InvalidArgument
 from heedful._plot import Axes, axes, whole_ticks
 from heedful._savable import coded
 from heedful._text import quantity
+from heedful.bridges.optimizers import check_optimizer
 
 __all__ = ["Epoch", "Hyperparameters", "Training"]
 
@@ -29,10 +28,12 @@ class Hyperparameters:
     Args:
         epochs, patience: training ends after `epochs`, or when the held-out loss has not fallen for `patience` of them.
         batch_size: cases in a batch, of all processes together; `accumulate` batches make one step.
-        lr, optimizer, weight_decay: of a class of `torch.optim`, by its name.
-        schedule, warmup: the learning rate rises from 0 over the share `warmup` of all steps; then it stays (`"flat"`), falls to 0
-            as half a cosine (`"cosine"`), or stays for half of the steps and then falls (`"flat-cosine"`).
-        clip: gradients are clipped to this norm.
+        lr, optimizer, weight_decay: of a class of `torch.optim` by its name, of `"Lamb"`, or of `"LookaheadLamb"`
+            (`bridges/optimizers.py`).
+        schedule, warmup, flat: the learning rate rises from 0 over the share `warmup` of all steps; then it stays (`"flat"`), falls to
+            0 as half a cosine (`"cosine"`), or stays until the share `flat` of all steps is over and then falls (`"flat-cosine"`).
+        clip, clip_value: each entry of a gradient is clamped to +- `clip_value`, then all gradients together are clipped to the
+            norm `clip`; None for neither.
         precision: `"bfloat16"` computes in it where that is safe, weights stay float32; `"auto"` does so on a GPU.
         seed: decides order and dropout.
 
@@ -54,6 +55,8 @@ class Hyperparameters:
     warmup: float = 0.0
     accumulate: int = 1
     precision: Precision = "float32"
+    flat: float = 0.5
+    clip_value: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -62,16 +65,13 @@ class Hyperparameters:
         check_whole(epochs=self.epochs, batch_size=self.batch_size, accumulate=self.accumulate)
         check_whole(optional=True, patience=self.patience)
         check_number(0, lr=self.lr)
-        check_number(0, optional=True, clip=self.clip)
+        check_number(0, optional=True, clip=self.clip, clip_value=self.clip_value)
         check_number(least=0, weight_decay=self.weight_decay)
         check_number(least=0, high=1, warmup=self.warmup)
+        check_number(least=0, most=1, flat=self.flat)
         check_choice(Schedule, schedule=self.schedule)
         check_choice(Precision, precision=self.precision)
-        kind = getattr(torch.optim, self.optimizer, None) if isinstance(self.optimizer, str) else None
-        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or kind is torch.optim.Optimizer:
-            raise InvalidArgument(
-                f"optimizer must name a class of torch.optim, as 'RAdam' or 'AdamW'; got {self.optimizer!r}"
-            )
+        check_optimizer(self.optimizer)
 
     @property
     def scheduled(self) -> bool:
@@ -83,10 +83,10 @@ class Hyperparameters:
         rising = round(self.warmup * steps)
         if step < rising:
             return (step + 1) / rising
-        start = rising if self.schedule == "cosine" else max(rising, steps // 2)
+        start = rising if self.schedule == "cosine" else max(rising, self.flat * steps)
         if self.schedule == "flat" or step < start:
             return 1.0
-        return (1 + math.cos(math.pi * min(1.0, (step - start) / max(1, steps - start)))) / 2
+        return (1 + math.cos(math.pi * min(1.0, (step - start) / ((steps - start) or 1)))) / 2
 
 
 @dataclass(frozen=True)
