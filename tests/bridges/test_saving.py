@@ -15,6 +15,9 @@ from heedful.nn import (
     Attention,
     Block,
     BochnerTime,
+    ColumnAttention,
+    DatapointAttention,
+    DatapointBlock,
     Encoder,
     GramCoefficients,
     InvariantCoefficients,
@@ -63,6 +66,10 @@ MODULES = {
     "time-attention-encoding": lambda: TimeAttention(12, 3, "residual", encoding=BochnerTime(6, periods=[7.3]), depth=2),
     "time-attention-decay": lambda: TimeAttention(12, 3, "decay").calibrate(torch.arange(9)[None] / 7),
     "encoder-timed": lambda: Encoder(12, 3, [Timed("bias", BochnerTime(6, "mixture", components=2)), Timed("bucket", buckets=6)]),
+    "datapoint-block": lambda: DatapointBlock(12, 3, 5, norm_kv=False, scale="width", residual="query", eps=1e-12),
+    "datapoint-block-inducing": lambda: DatapointBlock(12, 3, inducing=2, residual="identity", kernel=Gaussian(torch.nn.Parameter(torch.ones(3)))),
+    "datapoint-attention": lambda: DatapointAttention(3, 4, 2, dropout=0.3, inducing=2, dtype=torch.float64),
+    "column-attention": lambda: ColumnAttention(4, 2, hidden=5, residual="identity"),
     "pair-softmax": lambda: PairAttention(12, 5, form="softmax"),
     "block": lambda: Block(12, 3, 20, norm="rms", activation="silu", norm_first=False),
     "encoder": lambda: Encoder(12, 3, [Softmax(), Gaussian(torch.nn.Parameter(torch.ones(3)))], num_kv_heads=1),
@@ -90,6 +97,8 @@ def test_a_module_comes_back_equal(name, tmp_path):
     assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in module.parameters()]
     dtype = next(module.parameters()).dtype
     x = torch.randn(2, 5, 12, dtype=dtype)
+    if isinstance(module, DatapointAttention | ColumnAttention):
+        x = x.unflatten(-1, (3, 4))
     if any(isinstance(part, TimeAttention) for part in module.modules()):
         at = {"times": torch.rand(2, 5, dtype=torch.float64).cumsum(1)}
         assert torch.equal(again(x, **at), module(x, **at))

@@ -9,7 +9,7 @@ from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Evolved
 from heedful.nn.clocks import LinearTime, PositionTime, TGATTime, Time2Vec, time_encoding
 from heedful.nn.datapoint import ColumnAttention, DatapointAttention
-from heedful.nn.datapoint_block import DatapointBlock, Remembered
+from heedful.nn.datapoint_block import DatapointBlock, Remembered, authors_state
 from heedful.nn.encoder import Encoder
 from heedful.nn.invariant import GramCoefficients, InvariantCoefficients, VectorsAndScalars
 from heedful.nn.knowledge import KnowledgeAttention
@@ -64,6 +64,7 @@ __all__ = [
     "Timed",
     "VectorsAndScalars",
     "as_period",
+    "authors_state",
     "kl_loss",
     "ksvd_loss",
     "mc_predict",

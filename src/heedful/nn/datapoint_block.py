@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
@@ -39,7 +39,7 @@ class DatapointBlock(KernelModule):
     $$\mathrm{out} = R + \mathrm{GELU}(\mathrm{LN}_2(R) W_1 + b_1) W_2 + b_2$$
 
     which are $13 w^2 + 14 w$ parameters. Attention goes through `heedful.attend`: no m x n matrix is formed, and any kernel serves. The
-    authors' released models differ from their paper; theirs is `norm_kv=False, scale="width", eps=1e-12`.
+    authors' released models differ from their paper; theirs is `norm_kv=False, scale="width", eps=1e-12` (`authors_state` takes their weights).
 
     Args:
         embed_dim: w, a multiple of `num_heads`.
@@ -247,3 +247,34 @@ def _without(rows: Tensor, padding: Tensor | None) -> Tensor:
     if padding is None or padding.dtype != torch.bool or padding.shape != rows.shape[:2]:
         return rows
     return rows.masked_fill(padding[..., None], 0.0)
+
+
+# What the authors call the parts of a block; the second map of the network comes behind a dropout, where there is one.
+AUTHORS = {
+    "fc_q": "query", "fc_k": "key", "fc_v": "value", "fc_mix_heads": "out", "fc_res": "skip", "ln0": "norm1", "ln1": "norm2",
+    "rff.0": "linear1", "rff.2": "linear2", "rff.3": "linear2",
+}  # fmt: skip
+
+
+def authors_state(state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """The state dict of a `DatapointBlock` from that of a block of Kossen et al. (2021), in their code's names.
+
+    Of a whole model's, `prefix` says which block: `"enc.1."` is the first between rows, `"enc.3."` the first between columns, and so on
+    by odd numbers. The block that computes the same has `norm_kv=False, scale="width", eps=1e-12`.
+
+    >>> import torch
+    >>> sorted(authors_state({"enc.1.mab.fc_res.bias": torch.zeros(2), "enc.1.mab.rff.3.bias": torch.zeros(2)}, "enc.1."))
+    ['linear2.bias', 'skip.bias']
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if not name.startswith(prefix):
+            continue
+        part, _, kind = name.removeprefix(prefix).removeprefix("mab.").rpartition(".")
+        if part not in AUTHORS:
+            raise InvalidArgument(
+                f"{name!r} is none of a block's parameters, mab.{{{', '.join(AUTHORS)}}}; "
+                f"got prefix={prefix!r}, give that of one block, as 'enc.1.'"
+            )
+        found[f"{AUTHORS[part]}.{kind}"] = tensor
+    return found

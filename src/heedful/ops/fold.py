@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from heedful.masks import split_causal
 from heedful.masks.factors import side_by_side
 from heedful.ops import reference
 from heedful.ops.request import Cost, Implementation, Request, wide
+
+# Torch's fused kernels give each sequence of a batch a row of the grid they are launched on, and CUDA has so many.
+LAUNCHED = 2**16 - 1
 
 
 def run(request: Request) -> Tensor:
@@ -42,19 +46,24 @@ def run(request: Request) -> Tensor:
             query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
     # Given only where it acts: a compiled graph may leave the number of heads open, and the flag must be a plain bool.
     grouped = {"enable_gqa": True} if query.dim() > 2 and query.shape[-3] != key.shape[-3] else {}
-    out = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attn_mask,
-        dropout_p=request.dropout_p,
-        is_causal=is_causal,
-        scale=folded.scale,
-        **grouped,
-    )
+    options: dict[str, Any] = {"dropout_p": request.dropout_p, "is_causal": is_causal, "scale": folded.scale, **grouped}
+    if query.device.type == "cuda" and query.dim() == 4 and max(query.shape[0], key.shape[0]) > LAUNCHED:
+        out = in_parts(LAUNCHED, query, key, value, attn_mask, **options)
+    else:
+        out = scaled_dot_product_attention(query, key, value, attn_mask, **options)
     out = out[..., :width] if out.shape[-1] != width else out
     # Some fused kernels give a mean of values to a row that sees nothing.
     return out if sees is None else out.masked_fill(~sees, 0.0)
+
+
+def in_parts(most: int, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
+    """Torch's attention of at most so many sequences at a time; what is given once serves all."""
+    batch = max(x.shape[0] for x in (query, key, value))
+    parts = [
+        x.split(most) if x is not None and x.dim() == 4 and x.shape[0] == batch else [x] * -(-batch // most)
+        for x in (query, key, value, attn_mask)
+    ]
+    return torch.cat([scaled_dot_product_attention(*part, **options) for part in zip(*parts, strict=True)])
 
 
 def _upright(folded: Folded) -> Folded:
