@@ -17,7 +17,7 @@ _HOMES = {
     **dict.fromkeys(("Finding", "Section"), "heedful.report"),
     "Subject": "sections",
     **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
-    **dict.fromkeys(("causes", "depth", "symmetry"), ""),
+    **dict.fromkeys(("causes", "depth", "symmetry", "transport"), ""),
 }
 
 __all__ = [
@@ -42,13 +42,14 @@ __all__ = [
     "spectrum",
     "summarize",
     "symmetry",
+    "transport",
 ]
 
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful.lens import causes, depth, symmetry
+    from heedful.lens import causes, depth, symmetry, transport
     from heedful.lens._record import LayerRecord
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
     from heedful.lens.looking import LookResult, ModelFacts, look

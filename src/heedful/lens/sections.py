@@ -22,6 +22,7 @@ LENSES = {
     "causes": "heedful.lens.causes.section",
     "spectrum": "heedful.lens.spectra.section",
     "symmetry": "heedful.lens.symmetry.section",
+    "transport": "heedful.lens.transport.section",
     "depth": "heedful.lens.depth.section",
 }
 
@@ -65,7 +66,7 @@ class Subject:
 
 
 # Lenses whose section is for those who study models; each opens with a plain line.
-RESEARCH = ("spectrum", "symmetry", "depth")
+RESEARCH = ("spectrum", "symmetry", "transport", "depth")
 
 
 def sections(subject: Subject, begin: Callable[[str], None] = lambda name: None) -> Iterator[tuple[str, Section | str]]:
