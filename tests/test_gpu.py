@@ -324,16 +324,30 @@ def test_one_graph_serves_many_lengths_on_the_device(kernel):
 TIMED = ["rotary", "bias", "decay", "bucket", "add", "concat", "concat_mlp", "residual"]
 
 
-@pytest.mark.parametrize("which", ["attention", "encoder", "primal", "knowledge", "invariant", *TIMED])
+TABLES = ["rows", "columns", "inducing"]
+
+
+@pytest.mark.parametrize("which", ["attention", "encoder", "primal", "knowledge", "invariant", *TIMED, *TABLES])
 def test_layers_train_compiled_under_autocast(which):
     """A step of training, as people write it: the loss falls, and is that of the layer that was not compiled."""
-    from heedful.nn import Attention, Encoder, InvariantCoefficients, Knowledge, PrimalAttention, TimeAttention
+    from heedful.nn import (
+        Attention,
+        ColumnAttention,
+        DatapointAttention,
+        Encoder,
+        InvariantCoefficients,
+        Knowledge,
+        PrimalAttention,
+        TimeAttention,
+    )
 
     losses = []
     # Unix seconds, the last events padding.
     at = {"times": 1.4e9 + torch.rand(4, 1024, dtype=torch.float64, device="cuda").cumsum(1), "is_causal": True}
     at["key_padding_mask"] = torch.arange(1024, device="cuda").expand(4, -1) >= 1000
     call = at if which in TIMED else {}
+    if which in ("rows", "inducing"):
+        call = {"key_padding_mask": at["key_padding_mask"]}
     for compiling in (False, True):
         torch.compiler.reset()
         torch.manual_seed(0)
@@ -346,11 +360,13 @@ def test_layers_train_compiled_under_autocast(which):
             ),
             "invariant": lambda: InvariantCoefficients(units=4),
             "rotary": lambda: TimeAttention(256, 4, rotate_values=True),
+            "rows": lambda: DatapointAttention(8, 32, 4, dropout=0.0),
+            "columns": lambda: ColumnAttention(32, 4, dropout=0.0),
+            "inducing": lambda: DatapointAttention(8, 32, 4, dropout=0.0, inducing=64),
         }.get(which, lambda: TimeAttention(256, 4, which))().cuda()
         run = torch.compile(layer, fullgraph=True) if compiling else layer
         optimizer = torch.optim.AdamW(layer.parameters(), 1e-3)
-        x = torch.randn(4, 1024, 256, device="cuda")
-        target = torch.randn(4, 1024, 256, device="cuda")
+        x, target = torch.randn(2, 4, 1024, *((8, 32) if which in TABLES else (256,)), device="cuda").unbind()
         losses.append([])
         for _ in range(3):
             with torch.autocast("cuda", torch.bfloat16):
@@ -363,6 +379,26 @@ def test_layers_train_compiled_under_autocast(which):
             losses[-1].append(loss.item())
     assert losses[1][2] < losses[1][0]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_rows_than_the_device_launches_at_once(dtype):
+    """Values and gradients of the cells of 70,001 rows, each row by itself, against float64 on the CPU."""
+    from heedful.nn import ColumnAttention
+
+    torch.manual_seed(0)
+    layer, table = ColumnAttention(32, 4, dropout=0.0, dtype=dtype), torch.randn(1, 70_001, 5, 32, dtype=dtype)
+    some, found = torch.tensor([0, 65_534, 65_535, 70_000]), []
+    for device, kind in (("cuda", dtype), ("cpu", torch.float64)):
+        layer.to(device, kind)
+        x = (table if device == "cuda" else table[:, some]).to(device, kind).requires_grad_()
+        out = layer(x)[:, some if device == "cuda" else slice(None)]
+        gradients = torch.autograd.grad(out.double().square().sum(), [x, *layer.parameters()])
+        taken = gradients[0][:, some] if device == "cuda" else gradients[0]
+        found.append([part.cpu() for part in (out, taken, *gradients[1:])])
+    bounds = (1e-5, 1e-4) if dtype == torch.float32 else (1e-2, 5e-2)
+    for at, (one, other) in enumerate(zip(*found, strict=True)):
+        assert relative_error(one, other) < bounds[at > 0], at
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
