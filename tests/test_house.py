@@ -257,7 +257,18 @@ def test_docs_list_every_public_name():
 
 
 def test_public_things_have_docstrings():
-    rooms = ("kernels", "nn", "masks", "events", "geometry", "series", "lens", "lens.symmetry", "lens.depth")
+    rooms = (
+        "kernels",
+        "nn",
+        "masks",
+        "events",
+        "geometry",
+        "series",
+        "lens",
+        "lens.symmetry",
+        "lens.depth",
+        "lens.transport",
+    )
     bridges = (
         "bridges.estimator",
         "bridges.predictors",

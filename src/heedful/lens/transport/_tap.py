@@ -52,13 +52,13 @@ class Place:
     def __str__(self) -> str:
         if self.module is None:
             return f"{getattr(self.function, '__name__', type(self.function).__name__)} of {type(self.model).__name__}"
-        name = next(name for name, module in self.model.named_modules() if module is self.module)
+        name = next(name.replace("._orig_mod", "") for name, part in self.model.named_modules() if part is self.module)
         return f"{name} ({type(self.module).__name__})" if name else type(self.module).__name__
 
     def run(self, probe: Any) -> Reached:
         """Evaluates the model on the probe; modes, gradients, random states and buffers are as before afterwards."""
         args, named = _arguments(_placed(probe, self.model))
-        leaves = [module for module in self.model.modules() if not any(module.children())]
+        leaves = [module for module in self.model.modules() if next(module.children(), None) is None]
         last: nn.Module | None = None
         read: Tensor | None = None
         reached: Reached | None = None
@@ -103,14 +103,15 @@ class Place:
 
 
 def _module(model: nn.Module, tap: Any) -> nn.Module:
-    modules = dict(model.named_modules())
+    # Compiled parts go by the names that they have without.
+    modules = {name.replace("._orig_mod", ""): module for name, module in model.named_modules()}
     if tap == "block":
         blocks = layers_of(model)
         if not blocks:
             raise InvalidArgument(
                 f"{type(model).__name__} has no list of layers that hold attention; give the tapped module, its name or a function"
             )
-        return blocks[-1][1]
+        return _unwrapped(blocks[-1][1])
     if isinstance(tap, str):
         if tap not in modules:
             names = [name for name in modules if name]
@@ -118,7 +119,7 @@ def _module(model: nn.Module, tap: Any) -> nn.Module:
             raise InvalidArgument(
                 f"tap {tap!r} is no module of this {type(model).__name__}; there are {', '.join(names[:8])}{more}"
             )
-        return _unwrapped(modules[tap])
+        return modules[tap]
     if isinstance(tap, nn.Module):
         tap = _unwrapped(tap)
         if tap not in set(modules.values()):
