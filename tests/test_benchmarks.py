@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, bars, gpu, pages, times, timing  # noqa: E402
+from benchmarks import accuracy, bars, datapoints, gpu, pages, times, timing  # noqa: E402
 from benchmarks.contest import hold  # noqa: E402
 from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
 
@@ -383,3 +383,38 @@ def test_a_bias_of_times_that_is_wrong_is_not_timed(monkeypatch):
     monkeypatch.setattr(made, "bias", lambda: 1.1 * made.plain())
     with pytest.raises(timing.WrongResult, match="bias has relative error"):
         made.runs()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no CUDA device")
+def test_the_driver_of_datapoints_runs_on_the_cpu(tmp_path, capsys, monkeypatch):
+    """Small sizes are compared with float64 and timed; they are judged by no bar, and nothing is written."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    assert datapoints.main(["--out", str(tmp_path)]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+    assert datapoints.main(["--quick", "--out", str(tmp_path)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [len(result[part]) for part in ("memory", "race", "compiled", "bars")] == [2, 2, 2, 0]
+    for row in (*result["memory"], *result["race"], *result["compiled"]):
+        assert 1e-4 < max(row["errors"].values()) < 5e-2
+    assert all(row["milliseconds"]["explicit"]["median"] > 0 for row in result["race"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_bars_of_datapoints():
+    def found(many, few, explicit):
+        timings = {"heedful": {"median": 2.0}, "explicit": {"median": explicit}}
+        memory = [{"encoder": "flatten", "rows": rows, "peak": peak} for rows, peak in ((100_000, many), (50_000, few))]
+        return {"memory": memory, "race": [{"encoder": "latent", "rows": 8000, "milliseconds": timings}]}
+
+    assert [bar.verdict for bar in datapoints.bars(found(60e9, 40e9, 6.0))] == ["met", "met", "met"]
+    assert [bar.verdict for bar in datapoints.bars(found(61e9, 41e9, 5.9))] == ["MISSED", "MISSED", "MISSED"]
+
+
+def test_a_layer_between_rows_that_is_wrong_is_not_timed(monkeypatch):
+    runs = datapoints.Runs(datapoints.replace(datapoints.QUICK, device="cpu"))
+    right = datapoints.explicitly
+    monkeypatch.setattr(datapoints, "explicitly", lambda layer, *cells: 1.1 * right(layer, *cells))
+    with pytest.raises(timing.WrongResult, match="the network has relative error"):
+        runs.memory("flatten", 61)
+    with pytest.raises(timing.WrongResult, match="heedful has relative error"):
+        runs.race("latent")
