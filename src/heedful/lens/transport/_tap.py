@@ -105,7 +105,7 @@ class Place:
 def _module(model: nn.Module, tap: Any) -> nn.Module:
     # Compiled parts go by the names that they have without.
     modules = {name.replace("._orig_mod", ""): module for name, module in model.named_modules()}
-    if tap == "block":
+    if tap == "block" and tap not in modules:
         blocks = layers_of(model)
         if not blocks:
             raise InvalidArgument(
