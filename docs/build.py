@@ -18,6 +18,8 @@ PACKAGES = {
     "heedful.series": "Time series",
     "heedful.events": "Events",
     "heedful.geometry": "Sets of points",
+    "heedful.tables": "Tables",
+    "heedful.transport": "Optimal transport",
     "heedful.decomposition": "Kernel SVD",
     "heedful.convert": "Pretrained models made linear",
     "heedful.discovery": "Causal discovery",

@@ -264,6 +264,7 @@ def test_public_things_have_docstrings():
         "events",
         "geometry",
         "series",
+        "tables",
         "lens",
         "lens.symmetry",
         "lens.depth",

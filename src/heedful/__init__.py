@@ -57,7 +57,6 @@ _HOMES = {
             "decomposition",
             "discovery",
             "events",
-            "events",
             "geometry",
             "kernels",
             "lens",
@@ -65,6 +64,7 @@ _HOMES = {
             "nn",
             "ops",
             "series",
+            "tables",
             "transport",
         ),
         "",
@@ -112,6 +112,7 @@ __all__ = [
     "nn",
     "ops",
     "series",
+    "tables",
     "transport",
 ]
 
@@ -132,6 +133,7 @@ if TYPE_CHECKING:
         nn,
         ops,
         series,
+        tables,
         transport,
     )
     from heedful._attend import Plan, attend

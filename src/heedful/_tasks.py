@@ -18,7 +18,8 @@ class Task:
     """One kind of data: its package, the endings of its files, its `read(file, split)`, its estimators, the first by default.
 
     `endings` maps each to names by which a file of this kind is known among others with that ending: columns of a table, arrays of a .npz. `holds` says what its files hold, for the help of the command line. What `read` gives has `X`, `y` (None where the file has no labels), a length, the number of
-    cases, and a `repr` that says what it is. What is to be predicted is in X itself where a task is not `labelled`.
+    cases, and a `repr` that says what it is. What is to be predicted is in X itself where a task is not `labelled`. `chooser` names a function of the package that says, for y,
+    which of the estimators fits it.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Task:
     estimators: tuple[str, ...]
     holds: str
     labelled: bool = True
+    chooser: str | None = None
 
     @property
     def package(self) -> Any:
@@ -49,6 +51,7 @@ TASKS = {
         Task("series", {".npz": ("X",), ".ts": ()}, "read", ("SeriesClassifier",), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts"),
         Task("geometry", {".npz": ("X",), ".csv": ("case",), ".parquet": ("case",)}, "read", ("EquivariantRegressor", "EquivariantClassifier"), ".npz with X, y and lengths, --task geometry; or .csv and .parquet with a row for each point, columns case and target"),
         Task("events", {".csv": ("sequence", "time"), ".parquet": ("sequence", "time"), ".npz": ("times", "offsets")}, "read", ("NextEvent",), ".csv and .parquet with a row for each event, columns sequence, time and type, or others that --sequence, --time-column and --type name; or .npz with times, offsets and types", labelled=False),
+        Task("tables", {".csv": (), ".parquet": (), ".npz": ("X",)}, "read", ("DatapointClassifier", "DatapointRegressor"), ".csv and .parquet with a row for each case, --target names the column to predict; or .npz with X and y, --task tables"),
     )
 }  # fmt: skip
 

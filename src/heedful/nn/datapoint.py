@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
 
     hidden: int | None
     dropout: float
+    attention_dropout: float | None
     norm_kv: bool
     scale: Scale
     residual: Residual

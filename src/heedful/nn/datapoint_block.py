@@ -44,7 +44,8 @@ class DatapointBlock(KernelModule):
     Args:
         embed_dim: w, a multiple of `num_heads`.
         hidden: width of the network, by default 4 w.
-        dropout: of coefficients, of what attention adds, and behind both maps of the network.
+        dropout: of what attention adds, and behind both maps of the network.
+        attention_dropout: of coefficients, by default `dropout`; with 0 none of them is written out in training.
         norm_kv: whether keys and values are of normalised items (the paper's eq. 3), or of items as they are (the authors' code).
         scale: $\tau$ is the root of the width of a head (`"head"`), or of w (`"width"`: the paper's eq. 1 and the code, which starts
             almost uniform where w is large).
@@ -73,6 +74,7 @@ class DatapointBlock(KernelModule):
         hidden: int | None = None,
         dropout: float = 0.1,
         *,
+        attention_dropout: float | None = None,
         norm_kv: bool = True,
         scale: Scale = "head",
         residual: Residual = "linear",
@@ -89,6 +91,8 @@ class DatapointBlock(KernelModule):
         check_choice(Residual, residual=residual)
         check_number(0, eps=eps)
         super().__init__(kernel, num_heads, dropout, impl, device)
+        check_number(least=0, high=1, optional=True, attention_dropout=attention_dropout)
+        self.attention_dropout = dropout if attention_dropout is None else attention_dropout
         self.embed_dim, self.num_heads, self.norm_kv, self.scale = embed_dim, num_heads, norm_kv, scale
         self.residual, self.eps, self.inducing = residual, eps, inducing
         self.hidden = 4 * embed_dim if hidden is None else hidden
@@ -104,7 +108,7 @@ class DatapointBlock(KernelModule):
         if inducing is not None:
             self.rows = nn.Parameter(torch.randn(inducing, embed_dim, **place))
             self.gather = DatapointBlock(
-                embed_dim, num_heads, hidden, dropout, norm_kv=norm_kv, scale=scale, residual=residual, eps=eps,
+                embed_dim, num_heads, hidden, dropout, attention_dropout=attention_dropout, norm_kv=norm_kv, scale=scale, residual=residual, eps=eps,
                 kernel=deepcopy(kernel), impl=impl, **place,
             )  # fmt: skip
 
@@ -149,7 +153,7 @@ class DatapointBlock(KernelModule):
         `(B * heads, m, n)`, or a heedful mask.
         """
         call = self._call(x, key, key_padding_mask, attn_mask, remembered)
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.attention_dropout if self.training else 0.0
         out = attend(
             self._heads(call.query), call.key, call.value, call.mask, dropout,
             scale=self._factor, kernel=self.kernel, impl=self.impl,

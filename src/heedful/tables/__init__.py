@@ -5,12 +5,35 @@ from typing import TYPE_CHECKING
 from heedful._lazy import lazy
 
 # Name -> where it lives: files and networks need no scikit-learn.
-_HOMES: dict[str, str] = {}
+_HOMES = {
+    "Corruption": "results",
+    "DatapointClassifier": "datapoints",
+    "DatapointRegressor": "datapoints",
+    "Deletion": "results",
+    "RowExplanation": "results",
+    "Rows": "network",
+    "TableData": "files",
+    "TableNetwork": "network",
+    "read": "files",
+}
 
-__all__: list[str] = []
+__all__ = [
+    "Corruption",
+    "DatapointClassifier",
+    "DatapointRegressor",
+    "Deletion",
+    "RowExplanation",
+    "Rows",
+    "TableData",
+    "TableNetwork",
+    "read",
+]
 
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    pass
+    from heedful.tables.datapoints import DatapointClassifier, DatapointRegressor
+    from heedful.tables.files import TableData, read
+    from heedful.tables.network import Rows, TableNetwork
+    from heedful.tables.results import Corruption, Deletion, RowExplanation

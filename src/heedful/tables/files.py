@@ -1,0 +1,79 @@
+"""Files of tables: .csv and .parquet with a row for each case, and NumPy's .npz with X and y."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from heedful._errors import InvalidArgument
+from heedful._text import quantity
+from heedful.bridges.frames import is_frame, read_table
+from heedful.bridges.npz import read_npz
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class TableData:
+    """A table of a file: `X`, a data frame or an array, and `y` where it is known which column is the target."""
+
+    X: Any
+    name: str
+    y: Any = None
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {quantity(len(self.X), 'row')} of {quantity(self.X.shape[1], 'feature')}"
+
+    def labelled_by(self, target: str | None) -> Self:
+        """The same with the column `target` as y, where it is there; rows in which it is missing are left out."""
+        if target is None or not is_frame(self.X) or target not in self.X.columns:
+            return self
+        known = self.X[self.X[target].notna()]
+        return replace(self, X=known.drop(columns=target), y=known[target].to_numpy())
+
+
+def read(file: str | Path, split: Split = "train") -> TableData:
+    """Reads a table in .csv or .parquet with a row for each case, or a .npz with X and perhaps y.
+
+    Text that is a date in every cell is read as dates. In a .npz the arrays may have `_train` or `_test` behind their names: then those of `split` are read. Object arrays,
+    which are pickles, are not read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(f"{folder}/flowers.csv").write_text("petal,kind\n1.4,setosa\n5.1,virginica\n")
+    ...     read(f"{folder}/flowers.csv").labelled_by("kind")
+    flowers: 2 rows of 1 feature
+    """
+    file = Path(file).expanduser()
+    if not file.is_file():
+        raise InvalidArgument(f"there is no file {file}")
+    if file.suffix in (".csv", ".parquet"):
+        return TableData(_dated(read_table(file)), file.stem)
+    if file.suffix != ".npz":
+        raise InvalidArgument(f"{file} is none of .csv, .parquet, .npz; save a table with a row for each case")
+    arrays = {name: array for name, (_, array) in read_npz(file, split, ("X", "y")).items()}
+    if arrays["X"].ndim != 2:
+        raise InvalidArgument(f"X in {file} must have two axes, (rows, columns); got shape {arrays['X'].shape}")
+    return TableData(arrays["X"], file.stem, arrays["y"])
+
+
+def _dated(frame: Any) -> Any:
+    """Columns of text that are dates, as dates."""
+    import pandas
+
+    for name in frame.columns:
+        column = frame[name]
+        if not (pandas.api.types.is_object_dtype(column.dtype) or pandas.api.types.is_string_dtype(column.dtype)):
+            continue
+        known = column.dropna()
+        # Dates begin with the year; numbers as text are no dates.
+        if len(known) and known.astype(str).str.match(r"\d{4}-\d{2}-\d{2}").all():
+            try:
+                frame[name] = pandas.to_datetime(column, format="ISO8601")
+            except (ValueError, TypeError):
+                continue
+    return frame
