@@ -2,9 +2,11 @@
 
 import copy
 import gc
+import importlib.util
 import itertools
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -685,4 +687,20 @@ def test_plots():
     found = between_layers(encoder(), torch.randn(1, 7, 12))
     assert len(found.plot().lines) == 3
     assert [text.get_text() for text in found.plot_paths().texts] == [str(at) for at in range(7)]
+    pyplot.close("all")
+
+
+def test_the_gallery_draws_its_picture(tmp_path, monkeypatch, capsys):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra 'plot' is not installed")
+    script = Path(__file__).parents[2] / "gallery" / "plot_paths.py"
+    spec = importlib.util.spec_from_file_location("plot_paths", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, small in (("INSTANCES", 9), ("TOKENS", 5), ("EPOCHS", 3)):
+        monkeypatch.setattr(module, name, small)
+    module.main(tmp_path / "picture.png")
+    picture = pyplot.imread(tmp_path / "picture.png")
+    assert picture.shape[1] > 1000
+    assert picture.std() > 0.05
+    assert "45 points, 3 steps" in capsys.readouterr().out
     pyplot.close("all")
