@@ -44,7 +44,8 @@ def read(file: str | Path, split: Split = "train") -> TableData:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(f"{folder}/flowers.csv").write_text("petal,kind\n1.4,setosa\n5.1,virginica\n")
+    ...     lines = ["petal,kind", "1.4,setosa", "5.1,virginica"]
+    ...     _ = Path(f"{folder}/flowers.csv").write_text(chr(10).join(lines))
     ...     read(f"{folder}/flowers.csv").labelled_by("kind")
     flowers: 2 rows of 1 feature
     """
@@ -56,9 +57,11 @@ def read(file: str | Path, split: Split = "train") -> TableData:
     if file.suffix != ".npz":
         raise InvalidArgument(f"{file} is none of .csv, .parquet, .npz; save a table with a row for each case")
     arrays = {name: array for name, (_, array) in read_npz(file, split, ("X", "y")).items()}
-    if arrays["X"].ndim != 2:
-        raise InvalidArgument(f"X in {file} must have two axes, (rows, columns); got shape {arrays['X'].shape}")
-    return TableData(arrays["X"], file.stem, arrays["y"])
+    X = arrays["X"]
+    if X is None or X.ndim != 2:
+        got = None if X is None else X.shape
+        raise InvalidArgument(f"X in {file} must have two axes, (rows, columns); got shape {got}")
+    return TableData(X, file.stem, arrays["y"])
 
 
 def _dated(frame: Any) -> Any:
