@@ -27,6 +27,7 @@ PACKAGES = {
     "heedful.lens.causes": "Causal graphs and explanations",
     "heedful.lens.symmetry": "The symmetry laboratory",
     "heedful.lens.depth": "The depth planner",
+    "heedful.lens.transport": "How points and tokens move",
     "heedful.bridges.transformers": "Hugging Face models",
 }
 

@@ -35,7 +35,7 @@ MENU = {
         "scale",
         "convert",
     ],
-    "Look into models": ["look", "observe", "causes", "spectrum", "symmetry", "depth"],
+    "Look into models": ["look", "observe", "causes", "spectrum", "symmetry", "transport", "depth"],
     "Evidence": ["performance", "results"],
     "Reference": ["glossary", "reference", "CONTRIBUTING", "CHANGELOG"],
 }

@@ -108,7 +108,17 @@ def test_help_is_in_plain_words():
 
 
 def test_pages_with_terms_link_to_the_glossary():
-    for name in ("operator", "transformers", "primal", "causes", "spectrum", "symmetry", "depth", "events"):
+    for name in (
+        "operator",
+        "transformers",
+        "primal",
+        "causes",
+        "spectrum",
+        "symmetry",
+        "depth",
+        "events",
+        "transport",
+    ):
         assert "glossary.md#" in (ROOT / "docs" / f"{name}.md").read_text(), name
 
 
