@@ -473,3 +473,30 @@ def test_what_is_hidden_moves_nothing_on_the_device(impl, dtype):
             assert two.isfinite().all()
             bound = 1e-6 if n == 0 and dtype == torch.float32 else 1e-4 if dtype == torch.float32 else 1e-2
             assert (one.double() - two.double()).abs().max() <= bound * max(1.0, float(one.abs().max()))
+
+
+def test_a_tracker_leaves_training_on_a_device_as_it_was():
+    """Dropout draws from the device's own random state, BatchNorm keeps its statistics there."""
+    from heedful.lens.transport import TransportTracker
+
+    def trained(track):
+        torch.manual_seed(0)
+        parts = torch.nn.Linear(11, 11), torch.nn.BatchNorm1d(11), torch.nn.Dropout(0.4), torch.nn.Linear(11, 3)
+        model, x = torch.nn.Sequential(*parts).cuda(), torch.randn(29, 11)
+        tracker = TransportTracker(model, "0", x) if track else None
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(x.cuda()).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if tracker is not None:
+                tracker.record()
+                assert tracker.trajectory.shape[1:] == (29, 11)
+        return losses, [value.cpu() for value in model.state_dict().values()]
+
+    (losses, state), (seen, seen_state) = trained(False), trained(True)
+    assert seen == losses
+    assert all(map(torch.equal, state, seen_state))
