@@ -169,6 +169,31 @@ class Learning(Estimator):
             levels, outputs, between_rows=self.between_rows, inducing=self.inducing, device=device, **options
         )
 
+    def _start(self, network: nn.Module, samples: Samples) -> None:
+        """Where there is a linear map of cells, members start as the linear model of the rows that they learn from."""
+        if not self._setting("start"):
+            return
+        assert isinstance(network, Members)
+        assert samples.target is not None
+        known = self._known(samples)
+        values, missing = self._tensors(samples)
+        for number, member in enumerate(network):
+            rows = known[self._folds[known] != number]
+            cells = member.embedding.dense(values[:, rows], missing[:, rows])[0].detach().numpy()
+            weights = None if samples.weights is None else samples.weights[rows]
+            slope, offset = self._linear(cells.astype(np.float64), samples.target[rows], weights)
+            assert member.linear_head is not None
+            with torch.no_grad():
+                member.linear_head.weight.copy_(torch.from_numpy(slope))
+                member.target_head.weight.zero_()
+                member.target_head.bias.copy_(torch.from_numpy(offset))
+
+    def _linear(
+        self, cells: np.ndarray, target: np.ndarray, weights: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Weights `(outputs, cells)` and offsets of a linear model."""
+        raise NotImplementedError
+
     def _parts(self, samples: Samples, learn: np.ndarray, held: np.ndarray) -> dict[str, Any]:
         values, missing = self._tensors(samples)
         hidden = torch.ones(1, len(samples), dtype=torch.bool)

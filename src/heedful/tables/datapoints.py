@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,24 @@ class DatapointClassifier(_Datapoints, Classifier):
     def _codes(self, target: np.ndarray) -> Tensor:
         return torch.from_numpy(target.astype(np.int64))
 
+    def _linear(
+        self, cells: np.ndarray, target: np.ndarray, weights: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        from sklearn.linear_model import LogisticRegression
+
+        count, present = len(self.classes_), np.unique(target)
+        slope, offset = np.zeros((count, cells.shape[1])), np.zeros(count)
+        if len(present) > 1:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # near enough is enough for a start
+                model = LogisticRegression(C=self._setting("start"), max_iter=100).fit(cells, target, weights)
+            two = len(present) == 2
+            slope[present] = np.concatenate((-model.coef_, model.coef_)) / 2 if two else model.coef_
+            offset[present] = np.concatenate((-model.intercept_, model.intercept_)) / 2 if two else model.intercept_
+        # A class that none of these rows has is unlikely, not impossible.
+        offset[np.setdiff1d(np.arange(count), present)] = offset.min() - np.log(1 + len(target))
+        return slope, offset
+
     def _judged(self, answers: Tensor, target: Tensor) -> dict[str, Tensor]:
         return {"accuracy": (answers.argmax(-1) == target).float()}
 
@@ -288,6 +307,14 @@ class DatapointRegressor(_Datapoints, Regressor):
 
     def _codes(self, target: np.ndarray) -> Tensor:
         return torch.from_numpy((target - self.target_mean_) / self.target_scale_).float()
+
+    def _linear(
+        self, cells: np.ndarray, target: np.ndarray, weights: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        from sklearn.linear_model import Ridge
+
+        model = Ridge(1 / self._setting("start")).fit(cells, (target - self.target_mean_) / self.target_scale_, weights)
+        return model.coef_[None], np.array([model.intercept_])
 
     def _judged(self, answers: Tensor, target: Tensor) -> dict[str, Tensor]:
         return {"absolute_error": (answers[:, 0] - target).abs() * self.target_scale_}

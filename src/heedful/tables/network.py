@@ -123,10 +123,11 @@ class TableNetwork(Module):
         columns, e = 1 + len(self.levels), embed_dim
         self.embedding = Embedding(self.levels, e, numbers, frequencies, **place)
         self.target_embedding = TargetEmbedding(outputs, e, **place)
-        self.index = nn.Parameter(torch.randn(columns, e, **place))
+        # A linear map of all cells knows which is which; cells that attend to one another do not.
+        self.index = nn.Parameter(torch.randn(columns, e, **place)) if between_columns else None
         self.kinds: Tensor
         kinds = [int(bool(outputs)), *(0 for _ in self._numbers), *(1 for _ in self._categories)]
-        self.kind = nn.Parameter(torch.randn(2, e, **place)) if len(set(kinds)) > 1 else None
+        self.kind = nn.Parameter(torch.randn(2, e, **place)) if between_columns and len(set(kinds)) > 1 else None
         self.register_buffer("kinds", torch.tensor(kinds, device=device), persistent=False)
         block: dict[str, Any] = {
             "dropout": dropout, "attention_dropout": attention_dropout, "norm_kv": norm_kv, "scale": scale, "residual": residual, "eps": eps, **place
@@ -207,7 +208,8 @@ class TableNetwork(Module):
             (self.target_embedding(rows.target, rows.hidden)[:, :, None], self.embedding(rows.values, rows.missing)),
             dim=2,
         )
-        cells = cells + self.index
+        if self.index is not None:
+            cells = cells + self.index
         if self.kind is not None:
             cells = cells + self.kind[self.kinds]
         cells = functional.dropout(cells, self.dropout, self.training)
@@ -220,7 +222,8 @@ class TableNetwork(Module):
             part = cells[:, :, :tokens] if tokens else cells
             stored = None if memory is None else memory[place]
             if seen is not None and seen[0] == place:
-                seen[1].append(attention.coefficients(part, None, keys_hidden, remembered=stored))
+                key = None if stored is not None or keys_hidden is None else part
+                seen[1].append(attention.coefficients(part, key, keys_hidden, remembered=stored))
             if kept is not None:
                 kept.append(attention.remember(part, keys_hidden))
             mixed = self._between_rows(attention, part, keys_hidden, stored)
@@ -238,8 +241,13 @@ class TableNetwork(Module):
     def _between_rows(
         self, attention: DatapointAttention, cells: Tensor, keys_hidden: Tensor | None, stored: Remembered | None
     ) -> Tensor:
+        if self.between_rows and stored is None and keys_hidden is not None:
+            # One table on a CPU: its keys alone are there to be read, without a mask.
+            if len(keys_hidden) == 1 and not cells.is_cuda and not torch.compiler.is_compiling():
+                return attention(cells, cells[:, ~keys_hidden[0]])
+            return attention(cells, cells, keys_hidden)
         if self.between_rows:
-            return attention(cells, None, keys_hidden if stored is None else None, remembered=stored)
+            return attention(cells, remembered=stored)
         # Every row is a table of its own.
         return attention(cells.flatten(0, 1)[:, None])[:, 0].unflatten(0, cells.shape[:2])
 
@@ -259,7 +267,8 @@ class Embedding(nn.Module):
         self.frequencies = nn.Parameter(0.1 * torch.randn(count, frequencies, device=device)) if self.periodic else None
         self.weight = nn.Parameter(torch.empty(count, inputs, size, device=device))
         self.bias = nn.Parameter(torch.empty(count, size, device=device))
-        bound = inputs**-0.5
+        # Published cells start as torch's linear maps do; sines and cosines at unit variance.
+        bound = (3 / inputs) ** 0.5 if self.periodic else inputs**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
         # Level 0 of each column is the hidden cell.
