@@ -73,12 +73,30 @@ def moves(X: Array, Y: Array, p: float) -> Array:
     return squares if p == 2 else squares ** (p / 2)
 
 
-def costs(X: Array, Y: Array, p: float) -> Array:
-    r"""$C_{ij} = |x_i - y_j|^p$, `(N, M)`, by one product of matrices about a common centre, where little cancels."""
-    centre = (X.mean(0) + Y.mean(0)) / 2
+def costs(X: Array, Y: Array, p: float, u: Array | None = None, v: Array | None = None) -> Array:
+    r"""$C_{ij} = |x_i - y_j|^p$, `(..., N, M)`, less the potentials $u_i + v_j$ where they are given.
+
+    One product of matrices gives all squares, about a common centre, where little cancels; for p = 2 it subtracts the potentials too.
+    """
+    centre = (X.mean(-2, keepdims=True) + Y.mean(-2, keepdims=True)) / 2
     X, Y = X - centre, Y - centre
-    left = np.concatenate((X, np.ones((len(X), 1)), np.square(X).sum(1, keepdims=True)), axis=1)
-    right = np.concatenate((-2 * Y, np.square(Y).sum(1, keepdims=True), np.ones((len(Y), 1))), axis=1)
-    squares = left @ right.T
-    np.maximum(squares, 0, out=squares)
-    return squares if p == 2 else np.sqrt(squares, out=squares) if p == 1 else squares ** (p / 2)
+    rows, columns = np.square(X).sum(-1, keepdims=True), np.square(Y).sum(-1, keepdims=True)
+    if p == 2 and u is not None and v is not None:
+        rows, columns = rows - u[..., None], columns - v[..., None]
+    left = np.concatenate((X, np.ones_like(rows), rows), axis=-1)
+    right = np.concatenate((-2 * Y, columns, np.ones_like(columns)), axis=-1)
+    squares = left @ np.swapaxes(right, -1, -2)
+    if p == 2:
+        return squares if u is not None else np.maximum(squares, 0, out=squares)
+    np.sqrt(np.maximum(squares, 0, out=squares), out=squares)
+    distances = squares if p == 1 else squares**p
+    if u is not None and v is not None:
+        distances -= u[..., None]
+        distances -= v[..., None, :]
+    return distances
+
+
+def typical(X: Array, Y: Array, p: float) -> float:
+    """About what a random pair of points costs; above 0."""
+    centre = (X.mean(0) + Y.mean(0)) / 2
+    return float((np.square(X - centre).sum(1).mean() + np.square(Y - centre).sum(1).mean()) ** (p / 2)) or 1.0
