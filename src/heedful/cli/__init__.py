@@ -19,7 +19,7 @@ from heedful.cli.arguments import AsJson, Model, Text, TextFile, echo, in_option
 from heedful.cli.discover import discover
 from heedful.cli.events import events
 from heedful.cli.explain import explain
-from heedful.cli.fit import FitCommand, fit, predict, score
+from heedful.cli.fit import FitCommand, fit, impute, predict, score
 from heedful.cli.plan import plan, seprank
 from heedful.cli.symmetry import symmetry
 
@@ -176,6 +176,7 @@ app.add_typer(events, name="events")
 app.command("fit", cls=FitCommand)(fit)
 app.command("predict")(predict)
 app.command("score")(score)
+app.command("impute")(impute)
 app.command("symmetry")(symmetry)
 app.command("plan")(plan)
 app.command("seprank")(seprank)

@@ -76,9 +76,10 @@ def fit(
     kind: Task = ctx.meta["heedful.task"]
     _check_file(file)
     folder = _free(out, overwrite)
-    data = _labelled(kind, file, "train")
+    data = _labelled(kind, file, "train", ctx.obj.get("target"))
     checkpoints = folder / "checkpoints"
-    model = kind.estimator(estimator)(**ctx.obj, progress=not quiet, checkpoint_dir=checkpoints)
+    name = estimator or kind.fitting(data.y)
+    model = kind.estimator(name)(**ctx.obj, progress=not quiet, checkpoint_dir=checkpoints)
     try:
         model.fit(data.X, data.y)
     except KeyboardInterrupt:
@@ -126,7 +127,7 @@ def predict(
         raise InvalidArgument(f"--proba is for classifiers; {folder} holds a {type(model).__name__}")
     if at is not None and not hasattr(model, "times_at"):
         raise InvalidArgument(f"--at is for events; {folder} holds a {type(model).__name__}")
-    data = kind.read(file, "test")
+    data = _read(kind, file, "test", getattr(model, "target", None), every=True)
     with warnings_in_a_line():
         given = {} if at is None else {"at": model.times_at(data.X, at)}
         shares: Any = model.predict_proba(data.X, **given) if hasattr(model, "classes_") else None
@@ -146,6 +147,37 @@ def predict(
         typer.echo(f"{quantity(len(answers), 'answer')} written to {out}")
     if data.y is not None:
         typer.echo(f"{model.metric} {_quality(model, data, answers):.4f} on {len(answers)} labelled cases", err=True)
+
+
+def impute(
+    folder: Folder,
+    file: File,
+    out: Annotated[Path | None, typer.Option(help="Write the table here.", show_default="to standard output")] = None,
+    device: Device = "auto",
+) -> None:
+    """Fills the missing cells of a table by a model that heedful fit made of rows like these.
+
+    Numbers are filled by their prediction, categories by their likeliest level;
+    all other cells stay as they are, and so does the column to predict.
+    """
+    if out is not None:
+        check_place(out)
+    model, kind = _opened(folder, file, None, device)
+    if not hasattr(model, "impute"):
+        raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which fills no cells; give a model of tables")
+    if file.suffix == ".npz":
+        raise InvalidArgument(f"{file} is no .csv or .parquet; impute writes a table with the names of its columns")
+    frame = kind.read(file, "test").X
+    with warnings_in_a_line():
+        filled = model.impute(frame)
+    for name in filled.columns:
+        frame[name] = filled[name]
+    text = frame.to_csv(index=False)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write(out, text)
+    typer.echo(f"{quantity(len(frame), 'row')} written to {out}")
 
 
 def _lines(answers: Any, per_point: bool) -> tuple[list[str], list[list[Any]]]:
@@ -170,7 +202,7 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
     unknown and then with its time known.
     """
     model, kind = _opened(folder, file, task, device)
-    data = _labelled(kind, file, "test")
+    data = _labelled(kind, file, "test", getattr(model, "target", None))
     if not kind.labelled:
         with warnings_in_a_line():
             results = model.evaluations(data.X)
@@ -240,11 +272,11 @@ def _kinds(annotation: Any) -> list[Any]:
     return plain and [*plain, *([NoneType] if NoneType in parts else [])]
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a word", NoneType: "none"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
 
 
 def _word(kind: Any) -> str:
-    return {int: "INT", float: "FLOAT", str: "TEXT", NoneType: "none"}[kind]
+    return {int: "INT", float: "FLOAT", bool: "true|false", str: "TEXT", NoneType: "none"}[kind]
 
 
 def _value(kinds: list[Any], text: str) -> Any:
@@ -253,8 +285,11 @@ def _value(kinds: list[Any], text: str) -> Any:
     if NoneType in kinds and text.lower() == "none":
         return None
     for kind in kinds:
-        with suppress(ValueError, TypeError):
-            return kind(text)
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind is not bool:
+            with suppress(ValueError, TypeError):
+                return kind(text)
     wanted = " or ".join(_WORDS[kind] for kind in kinds)
     raise typer.BadParameter(f"must be {wanted}; got {text!r}")
 
@@ -295,11 +330,21 @@ def _opened(folder: Path, file: Path, task: str | None, device: str) -> tuple[An
     return model.set_params(device=device), kind
 
 
-def _labelled(kind: Task, file: Path, split: str) -> Any:
+def _read(kind: Task, file: Path, split: str, target: str | None, every: bool = False) -> Any:
+    """What a file holds; of a table whose target has a name that column is y. With `every`, also rows in which it is missing."""
     data = kind.read(file, split)
-    if data.y is None and kind.labelled:
+    return data.labelled_by(target, every=every) if hasattr(data, "labelled_by") else data
+
+
+def _labelled(kind: Task, file: Path, split: str, target: str | None = None) -> Any:
+    data = _read(kind, file, split, target)
+    if data.y is not None or not kind.labelled:
+        return data
+    if not hasattr(data, "labelled_by"):
         raise InvalidArgument(f"{file} holds no labels; add y, one for each case")
-    return data
+    names = ", ".join(map(str, getattr(data.X, "columns", [])[:8]))
+    wrong = "--target is missing" if target is None else f"target={target!r} is no column of {file}"
+    raise InvalidArgument(f"{wrong}; name the column to predict, one of {names}")
 
 
 def _quality(model: Any, data: Any, answers: Any = None) -> float:

@@ -14,6 +14,7 @@ _HOMES = {
     "Rows": "network",
     "TableData": "files",
     "TableNetwork": "network",
+    "estimator_for": "files",
     "read": "files",
 }
 
@@ -26,6 +27,7 @@ __all__ = [
     "Rows",
     "TableData",
     "TableNetwork",
+    "estimator_for",
     "read",
 ]
 
@@ -34,6 +36,6 @@ __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
     from heedful.tables.datapoints import DatapointClassifier, DatapointRegressor
-    from heedful.tables.files import TableData, read
+    from heedful.tables.files import TableData, estimator_for, read
     from heedful.tables.network import Rows, TableNetwork
     from heedful.tables.results import Corruption, Deletion, RowExplanation

@@ -6,12 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
 from heedful.bridges.frames import is_frame, read_table
 from heedful.bridges.npz import read_npz
 
 Split = Literal["train", "test"]
+CLASSES = 20
+"""Whole numbers of so many kinds are still classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +32,16 @@ class TableData:
     def __repr__(self) -> str:
         return f"{self.name}: {quantity(len(self.X), 'row')} of {quantity(self.X.shape[1], 'feature')}"
 
-    def labelled_by(self, target: str | None) -> Self:
-        """The same with the column `target` as y, where it is there; rows in which it is missing are left out."""
+    def labelled_by(self, target: str | None, *, every: bool = False) -> Self:
+        """The same with the column `target` as y, where it is there. Rows in which it is missing are left out; or stay, with `every`, and then there is no y."""
         if target is None or not is_frame(self.X) or target not in self.X.columns:
             return self
-        known = self.X[self.X[target].notna()]
-        return replace(self, X=known.drop(columns=target), y=known[target].to_numpy())
+        known = self.X[target].notna()
+        if every and not known.all():
+            return replace(self, X=self.X.drop(columns=target))
+        frame = self.X[known]
+        y = frame[target].to_numpy()
+        return replace(self, X=frame.drop(columns=target), y=y.astype(str) if y.dtype.kind in "OT" else y)
 
 
 def read(file: str | Path, split: Split = "train") -> TableData:
@@ -80,3 +88,16 @@ def _dated(frame: Any) -> Any:
             except (ValueError, TypeError):
                 continue
     return frame
+
+
+def estimator_for(y: Any) -> str:
+    """The estimator that predicts what y holds: numbers with fractions or of more than twenty kinds are numbers, all else are classes.
+
+    >>> estimator_for([1, 2, 2]), estimator_for([0.5, 1.5]), estimator_for(["a", "b"])
+    ('DatapointClassifier', 'DatapointRegressor', 'DatapointClassifier')
+    """
+    values = np.asarray(y)
+    if values.dtype.kind == "f" and (values != np.round(values)).any():
+        return "DatapointRegressor"
+    numbers = values.dtype.kind in "fiu" and len(np.unique(values)) > CLASSES
+    return "DatapointRegressor" if numbers else "DatapointClassifier"
