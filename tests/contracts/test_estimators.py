@@ -36,6 +36,7 @@ from heedful.decomposition import KernelSVD
 from heedful.events import NextEvent
 from heedful.geometry import EquivariantClassifier, EquivariantRegressor
 from heedful.series import SeriesClassifier
+from heedful.tables import DatapointClassifier, DatapointRegressor
 from small import Coordinates, CubeClassifier, Numbers, Order, lists, table
 
 NOT_RUN = {"check_array_api_input": "scikit-learn skips it unless SCIPY_ARRAY_API is set before scipy is imported"}
@@ -128,10 +129,11 @@ SETS = {
     "random_state": 0,
 }
 OPTIONS = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 6, "lr": 0.03, "dropout": 0.0, "batch_size": 32}
+ROWS = {"embed_dim": 4, "row_tokens": 2, "layers": 1, "members": 2, "epochs": 3, "lr": 0.03, "predict_dtype": "float64", "random_state": 0}
 ESTIMATORS = {
     "series of one channel": Listed(
         partial(SeriesClassifier, **{"attention": ["primal"], **OPTIONS, "random_state": 0}),
-        classes, 60, UNWEIGHTED, "predict_proba", TRAINED | {"layers": 0, "head": "max"}, {"rank": [2, 3]}, missing=True,
+        classes, 59, UNWEIGHTED, "predict_proba", TRAINED | {"layers": 0, "head": "max"}, {"rank": [2, 3]}, missing=True,
     ),
     "series of many channels": Listed(
         partial(
@@ -158,6 +160,15 @@ ESTIMATORS = {
         happenings, "they are of tables, and these are sequences", answer="predict_proba",
         wrong=TRAINED | {"num_heads": 3, "history": 1, "time": "clock", "interaction": "none", "clock": 7, "sequence": 3, "negatives": 0},
         search={"embed_dim": [4, 8]}, frame=False,
+    ),
+    "classes of rows": Listed(
+        partial(DatapointClassifier, **ROWS), classes, 59, UNWEIGHTED, "predict_proba",
+        TRAINED | {"preset": "slow", "members": 0, "p_target": 0.0, "mode": "both", "num_heads": 3, "row_encoder": "rows"},
+        {"row_tokens": [1, 2]}, missing=True,
+    ),
+    "numbers of rows": Listed(
+        partial(DatapointRegressor, **ROWS | {"p_feature": 0.0}), numbers, 56, UNWEIGHTED,
+        wrong=TRAINED | {"p_feature": 1.0, "tradeoff": 2.0, "context_size": 0}, search={"members": [1, 2]}, missing=True,
     ),
     "kernel SVD": Listed(
         partial(KernelSVD, **{"n_components": 3}), lambda: (table(30)[0], {}), 46, answer="transform",

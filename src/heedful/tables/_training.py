@@ -91,6 +91,8 @@ class Learning(Estimator):
     ) -> Samples:
         X, y = self._target_of(X, y, fitting)
         cells, y = read_columns(self, X, y, fitting=fitting, categorical=self.categorical)
+        if fitting and len(cells) < 2:
+            raise InvalidArgument("X has one sample; a table to look at needs two rows or more")
         if fitting and np.isnan(cells).all(0).any():
             name = self.columns_.names[int(np.isnan(cells).all(0).argmax())]
             raise InvalidArgument(f"column {name!r} of X holds no value at all; leave it out")

@@ -274,7 +274,8 @@ class DatapointClassifier(_Datapoints, Classifier):
 
     def predict(self, X: Any, *, context: Any = None, context_size: int | None = None) -> np.ndarray:
         """The class of largest probability for each row; for `context` and `context_size` see `predict_proba`."""
-        return self.classes_[self._asked_outputs(X, context, context_size).argmax(1)]
+        best = self._asked_outputs(X, context, context_size).argmax(1)
+        return self.classes_[best]
 
     def evaluate(self, X: Any, y: Any, *, context: Any = None) -> dict[str, float]:
         """Accuracy and the mean of -log p on labelled rows."""
