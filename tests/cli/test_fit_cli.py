@@ -120,10 +120,11 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", tmp_path / "table.txt", *out), "cannot tell from its ending what"),
         (
             ("fit", tmp_path / "table.csv", *out),
-            "it has a, b. Known by their names are geometry: case; events: sequence, time; or give --task",
+            "--target is missing; name the column to predict, one of a, b. Files of other kinds are known by columns (geometry: case; events: "
+            "sequence, time), or by --task",
         ),
         (("fit", tmp_path / "table.csv", *out, "--task", "series"), "neither .npz nor .ts"),
-        (("fit", file, *out, "--task", "poems"), "--task must be one of series, geometry, events; got 'poems'"),
+        (("fit", file, *out, "--task", "poems"), "--task must be one of series, geometry, events, tables; got 'poems'"),
         (("fit", file), "--out is missing"),
         (("fit", file, "--out", tmp_path / "file"), "is a file; name a folder"),
         (("fit", file, *out, "--heads", 7), "--embed-dim must be a multiple of --heads"),
@@ -320,3 +321,52 @@ def test_events_by_the_columns_that_are_named(run, tmp_path):
         assert said in err
     code, out, _ = run("events", "periods", log, *columns, "--json")
     assert (code, json.loads(out)["peaks"]) == (0, [])
+
+
+PEOPLE = ("--members", "2", "--epochs", "4", "--embed-dim", "8", "--row-tokens", "2", "--lr", "0.01", "--quiet")
+
+
+@pytest.fixture
+def people(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["age,city,since,buys"]
+    for row in range(80):
+        age, city, day = rng.integers(18, 80), rng.choice(["Bern", "Rome"]), 1 + row % 28
+        buys = "" if row == 7 else "yes" if age > 45 else "no"
+        lines.append(f"{'' if row % 9 == 0 else age},{'' if row % 11 == 0 else city},2020-02-{day:02},{buys}")
+    (tmp_path / "people.csv").write_text("\n".join(lines))
+    return tmp_path / "people.csv"
+
+
+def test_a_table_becomes_a_folder_and_answers(run, people, tmp_path):
+    code, out, _ = run("fit", people, "--target", "buys", "--out", tmp_path / "model", *PEOPLE)
+    assert code == 0
+    assert out.splitlines()[0] == "people: 79 rows of 3 features", "a row without a target is not learned from"
+    code, out, err = run("predict", tmp_path / "model", people, "--proba")
+    head, *rows = csv.reader(io.StringIO(out))
+    assert head == ["case", "prediction", "no", "yes"]
+    assert len(rows) == 80, "every row is answered"
+    assert err == ""
+    code, out, _ = run("score", tmp_path / "model", people, "--json")
+    assert json.loads(out)["accuracy"] > 0.8
+    code, out, _ = run("impute", tmp_path / "model", people)
+    filled = list(csv.DictReader(io.StringIO(out)))
+    given = list(csv.DictReader(people.open()))
+    assert len(filled) == 80
+    for before, after in zip(given, filled, strict=True):
+        assert after["age"]
+        assert after["city"] in ("Bern", "Rome")
+        assert not before["city"] or before["city"] == after["city"]
+        assert before["since"] == after["since"]
+        assert before["buys"] == after["buys"], "what is to be predicted stays"
+    code, out, _ = run("impute", tmp_path / "model", people, "--out", tmp_path / "filled.csv")
+    assert out == f"80 rows written to {tmp_path / 'filled.csv'}\n"
+
+
+def test_numbers_become_a_regressor(run, people, tmp_path):
+    code, _, err = run("fit", people, "--target", "age", "--out", tmp_path / "model", *PEOPLE)
+    assert code == 0, err
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["estimator"]["type"] == "DatapointRegressor"
+    code, out, err = run("fit", people, "--target", "ages", "--out", tmp_path / "new", *PEOPLE)
+    assert code != 0
+    assert "ages is no column of" in err

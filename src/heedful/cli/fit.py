@@ -344,7 +344,12 @@ def _labelled(kind: Task, file: Path, split: str, target: str | None = None) -> 
         raise InvalidArgument(f"{file} holds no labels; add y, one for each case")
     names = ", ".join(map(str, getattr(data.X, "columns", [])[:8]))
     wrong = "--target is missing" if target is None else f"target={target!r} is no column of {file}"
-    raise InvalidArgument(f"{wrong}; name the column to predict, one of {names}")
+    others = "; ".join(
+        f"{one.name}: {', '.join(one.endings[file.suffix])}" for one in TASKS.values() if one.endings.get(file.suffix)
+    )
+    raise InvalidArgument(
+        f"{wrong}; name the column to predict, one of {names}. Files of other kinds are known by columns ({others}), or by --task"
+    )
 
 
 def _quality(model: Any, data: Any, answers: Any = None) -> float:
