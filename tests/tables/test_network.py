@@ -38,6 +38,7 @@ FORMS = {
         "row_encoder": "latent", "row_tokens": 2, "between_columns": False, "numbers": "periodic", "linear": True, "residual": "identity",
     },
 }  # fmt: skip
+FORMS["votes"] = FORMS["rows alone"] | {"votes": True}
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
@@ -149,6 +150,8 @@ def test_rows_meet_only_between_rows(form):
     assert torch.equal(apart(moved).target[0, others], apart(plain).target[0, others])
     together = network(**form)
     assert (together(moved).target[0, others] - together(plain).target[0, others]).abs().min() > 0
+    if together.votes:
+        return
     for layer in together.rows:
         layer.block.value.weight.data.zero_()
         layer.block.value.bias.data.zero_()
@@ -261,3 +264,25 @@ def test_the_loss_is_a_mean_of_votes():
         assert abs(value - expected) < 1e-12
     assert [tradeoff_at(0.5, "linear", step, 4) for step in (0, 2, 4, 9)] == [0.5, 0.25, 0.0, 0.0]
     assert tradeoff_at(0.5, "constant", 9, 4) == 0.5
+
+
+def test_votes_are_those_of_near_rows_and_of_no_row_without_a_target():
+    model, rows = network(**FORMS["votes"]), drawn(9)
+    vectors = model(rows).row[0] @ model.vote.weight.T + model.vote.bias
+    distances = torch.cdist(vectors, vectors).square()
+    speaks = ~rows.hidden[0]
+    weights = (-distances / 8).masked_fill(~speaks, -torch.inf).softmax(-1)
+    labels = torch.nn.functional.one_hot(rows.target[0], CLASSES).double() * speaks[:, None]
+    shares = 0.98 * labels.sum(0) / speaks.sum() + 0.02 / CLASSES
+    said = (0.98 * weights @ labels + 0.02 * shares).log() - shares.log()
+    plain = model.embedding.dense(rows.values, rows.missing)[0] @ model.linear_head.weight.T
+    expected = model.target_head.bias + plain + model.gate.exp() * said
+    torch.testing.assert_close(model(rows).target[0], expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model.coefficients(rows)[0, 0], weights, rtol=0, atol=1e-10)
+    numbers, rows = network(outputs=0, **FORMS["votes"]), drawn(9, outputs=0)
+    numbers.linear_head.weight.data.normal_()
+    plain = (numbers.embedding.dense(rows.values, rows.missing)[0] @ numbers.linear_head.weight.T)[:, 0]
+    weights = numbers.coefficients(rows)[0, 0]
+    rest = torch.where(rows.hidden[0], 0.0, rows.target[0] - plain)
+    expected = numbers.target_head.bias + plain + weights @ rest
+    torch.testing.assert_close(numbers(rows).target[0, :, 0], expected, rtol=0, atol=1e-10)

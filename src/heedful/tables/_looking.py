@@ -75,13 +75,14 @@ class Looking(Learning):
         return torch.cat([part.row[0] for part in answers], dim=-1).double().cpu().numpy()
 
     def row_attention(self, X: Any, *, layer: int = -1, head: int | None = None, context: Any = "train") -> np.ndarray:
-        """How much each row of X takes of each stored row in a layer, `(rows, stored rows)`; rows sum to 1. The mean over members and, without `head`, over heads.
+        """How much each row of X takes of each stored row in a layer, `(rows, stored rows)`; rows sum to 1. The mean over members and, without `head`, over heads. Where rows vote
+        (preset `"fast"`), the last layer is that of the votes.
 
         Attention says where a network looks, not what its answer would be without it: `explain_row` measures that.
         """
         self._check_looks()
         asked, stored = self._asked(X), self._context(context)
-        layers, heads = self._setting("layers"), self._setting("num_heads")
+        layers, heads = self._setting("layers") + self._votes, self._setting("num_heads")
         if not is_whole(layer) or not -layers <= layer < layers:
             raise InvalidArgument(f"layer must be a whole number from {-layers} to {layers - 1}; got {layer!r}")
         if head is not None and (not is_whole(head) or not 0 <= head < heads):
@@ -90,11 +91,11 @@ class Looking(Learning):
         with torch.no_grad():
             for member, memory in self._memories(stored, context == "train" if isinstance(context, str) else False):
                 weights = member.coefficients(asked, memory=memory, layer=layer)[0]
-                total = total + (weights.mean(0) if head is None else weights[head]).double()
+                total = total + (weights.mean(0) if head is None else weights[head % len(weights)]).double()
         return (total / self._setting("members")).cpu().numpy()
 
     def explain_row(self, x: Any, top: int = 10, *, context: Any = "train") -> RowExplanation:
-        """The stored rows that the prediction for one row relied on: the `top` most attended ones, each with its values, its share of the attention (mean over layers, heads and
+        """The stored rows that the prediction for one row relied on: the `top` most attended ones, each with its values, its share of the votes or, where there are none, of the attention (mean over layers, heads and
         members) and its effect, the change of the prediction when this row is taken out of the table.
 
         The prediction is the probability of the predicted class, or the number.
@@ -103,7 +104,7 @@ class Looking(Learning):
         asked = self._asked(x)
         if asked.values.shape[1] != 1:
             raise InvalidArgument(f"explain_row takes one row, as X[3:4]; got {asked.values.shape[1]} rows")
-        layers = range(self._setting("layers"))
+        layers = [-1] if self._votes else range(self._setting("layers"))
         shares = np.mean([self.row_attention(x, layer=layer, context=context)[0] for layer in layers], axis=0)
         places = np.argsort(-shares, kind="stable")[:top]
         stored = self._context(context)

@@ -14,6 +14,7 @@ _PUBLISHED: dict[str, Any] = {
     "numbers": "linear",
     "linear": False,
     "start": 0.0,
+    "votes": False,
     "residual": "linear",
     "norm_kv": True,
     "scale": "head",
@@ -39,7 +40,7 @@ _PUBLISHED: dict[str, Any] = {
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # A small row vector instead of cells, several members: seconds on a CPU.
+    # A small row vector instead of cells, a linear model and votes of stored rows, several members: seconds on a CPU.
     "fast": _PUBLISHED
     | {
         "layers": 2,
@@ -50,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "numbers": "periodic",
         "linear": True,
         "start": 0.3,
-        "p_target": 0.7,
+        "votes": True,
         "residual": "identity",
         "expansion": 2,
         "attention_dropout": 0.0,

@@ -27,7 +27,7 @@ ROWS = 1024
 """Rows of a step by default, at most."""
 
 _NETWORK = (
-    "layers", "embed_dim", "num_heads", "row_encoder", "row_tokens", "between_columns", "numbers", "linear", "residual", "norm_kv", "scale",
+    "layers", "embed_dim", "num_heads", "row_encoder", "row_tokens", "between_columns", "numbers", "linear", "votes", "residual", "norm_kv", "scale",
     "eps", "expansion", "dropout", "attention_dropout",
 )  # fmt: skip
 _TRAINING = (
@@ -66,6 +66,11 @@ class Learning(Estimator):
         """A parameter, or what the preset says where it is None."""
         given = getattr(self, name, None)
         return PRESETS[self.preset][name] if given is None else given
+
+    @property
+    def _votes(self) -> bool:
+        """Whether stored rows vote; those that look at no others answer by themselves."""
+        return self._setting("votes") and self.between_rows
 
     def _check(self) -> None:
         check_choice(tuple(PRESETS), preset=self.preset)
@@ -167,6 +172,7 @@ class Learning(Estimator):
 
     def _one(self, levels: Sequence[int], outputs: int, device: Any = None) -> TableNetwork:
         options = {name: self._setting(name) for name in _NETWORK}
+        options["votes"] = self._votes
         return TableNetwork(
             levels, outputs, between_rows=self.between_rows, inducing=self.inducing, device=device, **options
         )
@@ -185,7 +191,12 @@ class Learning(Estimator):
             weights = None if samples.weights is None else samples.weights[rows]
             slope, offset = self._linear(cells.astype(np.float64), samples.target[rows], weights)
             assert member.linear_head is not None
+            assert member.feature_linear is not None
+            count = sum(not levels for levels in member.levels)
             with torch.no_grad():
+                member.feature_linear.weight[:count].copy_(torch.from_numpy(by_others(cells)[:count]))
+                for part in member.feature_head.parameters():
+                    part.zero_()
                 member.linear_head.weight.copy_(torch.from_numpy(slope))
                 member.target_head.weight.zero_()
                 member.target_head.bias.copy_(torch.from_numpy(offset))
@@ -323,3 +334,17 @@ class Learning(Estimator):
         return replace(
             samples, inputs=(cells,), target=np.concatenate((samples.target, filler)), weights=weights, groups=groups
         )
+
+
+def by_others(cells: np.ndarray, ridge: float = 0.1) -> np.ndarray:
+    r"""The linear prediction of each column by the others, of standardised cells: $W_{jk} = -P_{jk} / P_{jj}$ for $k \ne j$, with P the inverse of the covariance plus `ridge`.
+
+    >>> first = np.random.default_rng(0).normal(size=1000)
+    >>> by_others(np.stack((first, first), axis=1)).round(1).tolist()
+    [[0.0, 0.9], [0.9, 0.0]]
+    """
+    covariance = np.cov(cells, rowvar=False).reshape(cells.shape[1], -1)
+    precision = np.linalg.inv(covariance + ridge * np.eye(len(covariance)))
+    weights = -precision / np.diag(precision)[:, None]
+    np.fill_diagonal(weights, 0.0)
+    return weights

@@ -20,7 +20,7 @@ from heedful.tables._looking import Looking
 
 ARGS = """
     Args:
-        preset: settings under one name: `"fast"` (small row vectors, several members: seconds on a CPU), `"small"` (cells and a few row tokens), `"base"` (the published network) or
+        preset: settings under one name: `"fast"` (small row vectors, votes of stored rows, several members: seconds on a CPU), `"small"` (cells and a few row tokens), `"base"` (the published network) or
             `"authors"` (as their code runs). What is none below is as the preset says.
         target: column of a frame that is to be predicted, where y is not given; `predict` leaves it out.
         categorical: columns that are categories though they hold numbers: names or places with commas between them; `"auto"` takes text and pandas' categories. In Python also a list.

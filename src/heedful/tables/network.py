@@ -10,12 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from heedful._attend import attend
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
+from heedful.kernels import Gaussian
 from heedful.nn import ColumnAttention, DatapointAttention, Module, Remembered
 
 RowEncoder = Literal["flatten", "latent"]
 Numbers = Literal["linear", "periodic"]
+
+NEAR = Gaussian(2.0)
+"""How votes of rows are weighed: by the distance of their vectors."""
+
+DOUBT = 0.02
+"""How much of the rows' votes is left to the classes' shares: none is ever impossible."""
 
 LARGE = 3.0
 """Standard deviations beyond which `numbers="periodic"` sees the logarithm."""
@@ -60,7 +68,9 @@ class TableNetwork(Module):
         between_columns: without it, latent rows alone go through the layers.
         between_rows: False lets every row see itself alone: the control.
         numbers: `"linear"`, as published; `"periodic"` adds sines and cosines of learned frequencies, and takes the logarithm of far values.
-        linear: adds a linear map of the cells to the target's answer.
+        linear: adds a linear map of the cells to the target's answer, and another to those of features.
+        votes: what a latent row says of its target are votes of the rows it looks at, by nearness of vectors, and nothing else beside the linear map: classes vote by
+            $\log \sum_i a_i [y_i = c] - \log p_c$ with the shares $p_c$ of classes, numbers by $\sum_i a_i (y_i - x_i w)$.
         expansion: how many times wider than its layer a network inside is.
         dropout, attention_dropout, norm_kv, scale, residual, eps, inducing: see `heedful.nn.DatapointBlock`.
 
@@ -90,6 +100,7 @@ class TableNetwork(Module):
         numbers: Numbers = "linear",
         frequencies: int = 8,
         linear: bool = False,
+        votes: bool = False,
         expansion: int = 4,
         dropout: float = 0.1,
         attention_dropout: float | None = None,
@@ -111,6 +122,9 @@ class TableNetwork(Module):
             raise InvalidArgument(
                 "between_columns=False is for row_encoder='latent', whose rows are read off the cells"
             )
+        if votes and row_encoder == "flatten":
+            raise InvalidArgument("votes=True is for row_encoder='latent', whose rows are vectors")
+        self.votes = votes
         self.levels, self.outputs, self.embed_dim, self.num_heads = tuple(levels), outputs, embed_dim, num_heads
         self.layers, self.row_encoder, self.row_tokens = layers, row_encoder, row_tokens
         self.between_columns, self.between_rows, self.numbers = between_columns, between_rows, numbers
@@ -148,10 +162,16 @@ class TableNetwork(Module):
         answers = max(1, outputs)
         self.target_head = nn.Linear(width if latent else e, answers, **place)
         self.feature_head = FeatureHead(self.levels, width if latent else e, shared=latent, **place)
-        self.linear_head = None
+        self.vote = nn.Linear(width, width, **place) if votes else None
+        self.gate = nn.Parameter(torch.zeros((), **place)) if votes and outputs else None
+        self.linear_head: nn.Linear | None = None
+        self.feature_linear: nn.Linear | None = None
         if linear:
-            self.linear_head = nn.Linear(len(self._numbers) + sum(self.levels), answers, bias=False, **place)
+            entries = len(self._numbers) + sum(self.levels)
+            self.linear_head = nn.Linear(entries, answers, bias=False, **place)
+            self.feature_linear = nn.Linear(entries, entries, bias=False, **place)
             nn.init.zeros_(self.linear_head.weight)
+            nn.init.zeros_(self.feature_linear.weight)
 
     @property
     def sizes(self) -> list[int]:
@@ -191,9 +211,9 @@ class TableNetwork(Module):
         *,
         layer: int = -1,
     ) -> Tensor:
-        """How much each row takes of each other, or of each stored one, in a layer: `[B, heads, n, keys]`."""
+        """How much each row takes of each other, or of each stored one, in a layer: `[B, heads, n, keys]`. Behind the last layer come the votes, with one head."""
         seen: list[Tensor] = []
-        self._run(rows, keys_hidden, memory, None, seen=(range(self.layers)[layer], seen))
+        self._run(rows, keys_hidden, memory, None, seen=(range(self.layers + self.votes)[layer], seen))
         return seen[0]
 
     def _run(
@@ -233,10 +253,55 @@ class TableNetwork(Module):
         vector = cells[:, :, :tokens] if tokens else cells
         vector = self.last_norm(vector.flatten(2))
         out = functional.dropout(vector if tokens else cells, self.dropout, self.training)
-        target = self.target_head(out if tokens else out[:, :, 0])
-        if self.linear_head is not None:
-            target = target + self.linear_head(self.embedding.dense(rows.values, rows.missing))
-        return Answers(target, self.feature_head(out if tokens else out[:, :, 1:]), vector)
+        plain = self._linear(rows)
+        if self.vote is None:
+            target = self.target_head(out if tokens else out[:, :, 0]) + plain
+        else:
+            near = self.vote(vector)[:, None]
+            own = self._ballots(rows, near, plain, keys_hidden)
+            ballots = own if memory is None else memory[-1]
+            if kept is not None:
+                kept.append(own)
+            if seen is not None and seen[0] == self.layers:
+                mask = None if ballots.padding is None else ~ballots.padding[:, None, None]
+                seen[1].append(attend.coefficients(near, ballots.key, mask, kernel=NEAR))
+            target = self.target_head.bias + plain + self._voted(near, ballots)
+        features = self.feature_head(out if tokens else out[:, :, 1:])
+        if self.feature_linear is not None:
+            features = features + self.feature_linear(self.embedding.dense(rows.values, rows.missing))
+        return Answers(target, features, vector)
+
+    def _linear(self, rows: Rows) -> Tensor:
+        """The linear map of the cells, zeros where there is none."""
+        if self.linear_head is None:
+            return self.target_head.bias.new_zeros(())
+        return self.linear_head(self.embedding.dense(rows.values, rows.missing))
+
+    def _ballots(self, rows: Rows, near: Tensor, plain: Tensor, keys_hidden: Tensor | None) -> Remembered:
+        """What rows vote for, and who may not: rows without a target."""
+        silent = rows.hidden if keys_hidden is None else rows.hidden | keys_hidden
+        if self.outputs:
+            votes = functional.one_hot(rows.target.masked_fill(silent, 0), self.outputs).to(near)
+        else:
+            votes = rows.target.to(near)[..., None] - plain
+        votes = votes.masked_fill(silent[..., None], 0.0)
+        return Remembered(near, votes[:, None], silent)
+
+    def _voted(self, near: Tensor, ballots: Remembered) -> Tensor:
+        if not self.between_rows:
+            return near.new_zeros(())
+        assert ballots.padding is not None
+        key, votes, speaks = ballots.key, ballots.value, ~ballots.padding
+        if len(speaks) == 1 and not near.is_cuda and not torch.compiler.is_compiling():
+            key, votes = (part[:, :, speaks[0]] for part in (key, votes))
+            heard = attend(near, key, votes, kernel=NEAR)[:, 0]
+        else:
+            heard = attend(near, key, votes, speaks[:, None, None], kernel=NEAR)[:, 0]
+        if self.gate is None:
+            return heard
+        total = votes.sum(2)  # [B, 1, outputs]
+        shares = (1 - DOUBT) * total / total.sum(-1, keepdim=True).clamp_min(1) + DOUBT / self.outputs
+        return self.gate.exp() * (((1 - DOUBT) * heard + DOUBT * shares).log() - shares.log())
 
     def _between_rows(
         self, attention: DatapointAttention, cells: Tensor, keys_hidden: Tensor | None, stored: Remembered | None
