@@ -11,7 +11,6 @@ protein, a network of eight blocks of width 128 and a whole training; the neares
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +82,11 @@ def run(setting: Setting) -> dict[str, Any]:
     variants = ("original", APART) if quick else (*VARIANTS, APART)
     parts = {f"toy, {variant}, seed {seed}": (variant, seed, quick) for variant in variants for seed in seeds}
     done = store.run(_toy, parts, setting.jobs)
-    protein = {}
-    for variant in () if quick else VARIANTS:
-        part = f"protein, {variant}"
-        if store.has(part) or setting.device != "cpu":
-            protein[variant] = store.get(part, partial(_protein, setting.work, variant, setting.device))
+    asked = {f"protein, {variant}": (setting.work, variant, setting.device) for variant in (() if quick else VARIANTS)}
+    found = store.run(
+        _protein, {part: of for part, of in asked.items() if store.has(part) or setting.device != "cpu"}, setting.jobs
+    )
+    protein = {asked[part][1]: row for part, row in found.items()}
     return {
         "quick": quick,
         "toy": {
