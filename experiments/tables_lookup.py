@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments import tabular
-from experiments.recipe import Bar, Block, Setting, Table
+from experiments.recipe import Bar, Block, Setting, Table, hardware
 from experiments.symmetry import mean, shown
 
 SEEDS = (0, 1, 2)
@@ -73,7 +73,12 @@ def _protein(work: Path, variant: str, device: str) -> dict[str, Any]:
     seconds = tabular.clock(device) - began
     scale = float(data.y[split.fitting].std())
     found = pairs.measured(network, test, variant, 30, device)
-    return {"r": found["r"], "seconds": seconds, **{name: scale * found[name] for name in ("rmse", "zero", "nearest")}}
+    return {
+        "device": hardware(device),
+        "r": found["r"],
+        "seconds": seconds,
+        **{name: scale * found[name] for name in ("rmse", "zero", "nearest")},
+    }
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -116,7 +121,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [
         "The toy, mean (lowest-highest) over seeds; what the copy nearest by its features shows (1-NN), and always saying 0:",
         Table(["task", "RMSE", "correlation", "RMSE of 0", "RMSE of the nearest copy", "seconds, one core"], rows, control=APART if apart else ""),
-        "Protein, in its unit; the published figures are those of the same variant:",
+        f"Protein, in its unit{' (' + next(iter(protein.values()))['device'] + ')' if protein else ''}; the published figures are those of the same variant:",
         Table(
             ["task", "RMSE", "correlation", "1-NN", "seconds", "published", "1-NN, published"],
             [[variant, *(_protein_cells(protein.get(variant))), *(f"{value:.2f}" for value in PAPER[variant])] for variant in VARIANTS], paper="published",
