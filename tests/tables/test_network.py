@@ -284,5 +284,6 @@ def test_votes_are_those_of_near_rows_and_of_no_row_without_a_target():
     plain = (numbers.embedding.dense(rows.values, rows.missing)[0] @ numbers.linear_head.weight.T)[:, 0]
     weights = numbers.coefficients(rows)[0, 0]
     rest = torch.where(rows.hidden[0], 0.0, rows.target[0] - plain)
-    expected = numbers.target_head.bias + plain + weights @ rest
+    own = (numbers(rows).row[0] @ numbers.target_head.weight.T + numbers.target_head.bias)[:, 0]
+    expected = own + plain + weights @ rest
     torch.testing.assert_close(numbers(rows).target[0, :, 0], expected, rtol=0, atol=1e-10)

@@ -14,6 +14,7 @@ _HOMES = {
     "Rows": "network",
     "TableData": "files",
     "TableNetwork": "network",
+    "TransportClassifier": "transport",
     "estimator_for": "files",
     "read": "files",
 }
@@ -27,6 +28,7 @@ __all__ = [
     "Rows",
     "TableData",
     "TableNetwork",
+    "TransportClassifier",
     "estimator_for",
     "read",
 ]
@@ -39,3 +41,4 @@ if TYPE_CHECKING:
     from heedful.tables.files import TableData, estimator_for, read
     from heedful.tables.network import Rows, TableNetwork
     from heedful.tables.results import Corruption, Deletion, RowExplanation
+    from heedful.tables.transport import TransportClassifier

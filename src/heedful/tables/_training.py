@@ -65,7 +65,11 @@ class Learning(Estimator):
     def _setting(self, name: str) -> Any:
         """A parameter, or what the preset says where it is None."""
         given = getattr(self, name, None)
-        return PRESETS[self.preset][name] if given is None else given
+        return self._preset[name] if given is None else given
+
+    @property
+    def _preset(self) -> dict[str, Any]:
+        return PRESETS[self.preset]
 
     @property
     def _votes(self) -> bool:

@@ -17,6 +17,7 @@ from heedful._errors import InvalidArgument
 from heedful.bridges.predictors import Classifier, Regressor
 from heedful.bridges.samples import Samples
 from heedful.tables._looking import Looking
+from heedful.tables._presets import NUMBERS
 
 ARGS = """
     Args:
@@ -300,6 +301,10 @@ class DatapointRegressor(_Datapoints, Regressor):
         "n_features_in_", "columns_", "target_mean_", "target_scale_", "seed_", "training_",
     )  # fmt: skip
     _outputs_count: ClassVar[int] = 0
+
+    @property
+    def _preset(self) -> dict[str, Any]:
+        return super()._preset | NUMBERS.get(self.preset, {})
 
     def _scale(self, samples: Samples) -> None:
         known = self._known(samples)

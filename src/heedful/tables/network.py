@@ -69,7 +69,7 @@ class TableNetwork(Module):
         between_rows: False lets every row see itself alone: the control.
         numbers: `"linear"`, as published; `"periodic"` adds sines and cosines of learned frequencies, and takes the logarithm of far values.
         linear: adds a linear map of the cells to the target's answer, and another to those of features.
-        votes: what a latent row says of its target are votes of the rows it looks at, by nearness of vectors, and nothing else beside the linear map: classes vote by
+        votes: what a latent row says of its class are votes of the rows it looks at, by nearness of vectors, and nothing else beside the linear map; of a number, votes and a map of its vector: classes vote by
             $\log \sum_i a_i [y_i = c] - \log p_c$ with the shares $p_c$ of classes, numbers by $\sum_i a_i (y_i - x_i w)$.
         expansion: how many times wider than its layer a network inside is.
         dropout, attention_dropout, norm_kv, scale, residual, eps, inducing: see `heedful.nn.DatapointBlock`.
@@ -258,14 +258,16 @@ class TableNetwork(Module):
             target = self.target_head(out if tokens else out[:, :, 0]) + plain
         else:
             near = self.vote(vector)[:, None]
-            own = self._ballots(rows, near, plain, keys_hidden)
-            ballots = own if memory is None else memory[-1]
+            cast = self._ballots(rows, near, plain, keys_hidden)
+            ballots = cast if memory is None else memory[-1]
             if kept is not None:
-                kept.append(own)
+                kept.append(cast)
             if seen is not None and seen[0] == self.layers:
                 mask = None if ballots.padding is None else ~ballots.padding[:, None, None]
                 seen[1].append(attend.coefficients(near, ballots.key, mask, kernel=NEAR))
-            target = self.target_head.bias + plain + self._voted(near, ballots)
+            # Votes average what rows hold; a number may need more than an average.
+            own = self.target_head.bias if self.outputs else self.target_head(out)
+            target = own + plain + self._voted(near, ballots)
         features = self.feature_head(out if tokens else out[:, :, 1:])
         if self.feature_linear is not None:
             features = features + self.feature_linear(self.embedding.dense(rows.values, rows.missing))
