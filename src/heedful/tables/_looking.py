@@ -107,7 +107,8 @@ class Looking(Learning):
         layers = [-1] if self._votes else range(self._setting("layers"))
         shares = np.mean([self.row_attention(x, layer=layer, context=context)[0] for layer in layers], axis=0)
         places = np.argsort(-shares, kind="stable")[:top]
-        stored = self._context(context)
+        cells, target = self._given(context)
+        stored = self._rows(cells, target)
         hidden = torch.zeros(1 + len(places), stored.values.shape[1], dtype=torch.bool, device=stored.values.device)
         hidden[torch.arange(1, 1 + len(places)), torch.from_numpy(places.copy())] = True
         values = self._without(asked, stored, hidden)
@@ -117,9 +118,9 @@ class Looking(Learning):
             rows=tuple(int(place) for place in self._stored_places(context)[places]),
             shares=tuple(shares[places].tolist()),
             effects=tuple((float(values_of) - self._quantity(values, values)[1:]).tolist()),
-            values=self._shown(stored, places),
-            targets=tuple(self._target_shown(stored.target[0, torch.from_numpy(places.copy())].cpu())),
-            row=self._shown(asked, np.zeros(1, dtype=int)),
+            values=self.columns_.shown(cells[places]),
+            targets=tuple(self._target_shown(target[places])),
+            row=self.columns_.shown(self._read(x).inputs[0]),
             stored=stored.values.shape[1],
         )
 
@@ -247,6 +248,10 @@ class Looking(Learning):
         return np.sort(np.random.default_rng(self.seed_).permutation(count)[:STORED])
 
     def _context(self, context: Any) -> Rows:
+        return self._rows(*self._given(context))
+
+    def _given(self, context: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Cells and targets, as they were given, of the rows that answers look at."""
         if isinstance(context, str):
             check_choice(("train", "batch"), context=context)
             cells, target = self.context_cells_, self.context_target_
@@ -260,7 +265,7 @@ class Looking(Learning):
                 f"context must be 'train', 'batch' or rows with their targets (X, y); got {context!r:.80}"
             )
         places = self._stored_places(context)
-        return self._rows(cells[places], target[places])
+        return cells[places], target[places]
 
     def _members(self) -> Members:
         device = device_of(self.device)
@@ -365,11 +370,6 @@ class Looking(Learning):
         if self.inducing is not None and needs_weights:
             raise Unsupported("rows look at inducing rows here, not at one another; fit with inducing=None")
 
-    def _shown(self, rows: Rows, places: np.ndarray) -> dict[str, Any]:
-        cells = rows.values[0, torch.from_numpy(places.copy())].double().cpu().numpy()
-        missing = rows.missing[0, torch.from_numpy(places.copy())].cpu().numpy()
-        return self.columns_.shown(np.where(missing, np.nan, self.columns_.raw(cells)))
-
     def _combined(self, answers: Sequence[Tensor]) -> np.ndarray:
         """One answer of all members: `(rows, outputs)`."""
         raise NotImplementedError
@@ -381,7 +381,7 @@ class Looking(Learning):
     def _named(self, combined: np.ndarray) -> list[Any]:
         raise NotImplementedError
 
-    def _target_shown(self, target: Tensor) -> list[Any]:
+    def _target_shown(self, target: np.ndarray) -> list[Any]:
         raise NotImplementedError
 
     def _as_target(self, y: np.ndarray) -> np.ndarray:

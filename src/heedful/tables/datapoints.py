@@ -241,8 +241,8 @@ class DatapointClassifier(_Datapoints, Classifier):
     def _named(self, combined: np.ndarray) -> list[Any]:
         return self.classes_[combined.argmax(-1)].tolist()
 
-    def _target_shown(self, target: Tensor) -> list[Any]:
-        return self.classes_[target.numpy()].tolist()
+    def _target_shown(self, target: np.ndarray) -> list[Any]:
+        return self.classes_[target].tolist()
 
     def _as_target(self, y: np.ndarray) -> np.ndarray:
         places = {label: code for code, label in enumerate(self.classes_.tolist())}
@@ -338,8 +338,8 @@ class DatapointRegressor(_Datapoints, Regressor):
     def _named(self, combined: np.ndarray) -> list[Any]:
         return combined[:, 0].tolist()
 
-    def _target_shown(self, target: Tensor) -> list[Any]:
-        return (target.double().numpy() * self.target_scale_ + self.target_mean_).tolist()
+    def _target_shown(self, target: np.ndarray) -> list[Any]:
+        return target.tolist()
 
     def _as_target(self, y: np.ndarray) -> np.ndarray:
         try:

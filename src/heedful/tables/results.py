@@ -177,7 +177,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, np.datetime64):
-        return str(value.astype("datetime64[s]")).replace("T00:00:00", "")
+        return "-" if np.isnat(value) else str(value.astype("datetime64[s]")).replace("T00:00:00", "")
     if isinstance(value, float | np.floating):
         return "-" if np.isnan(value) else f"{value:.4g}"
     return str(value)[:24]
