@@ -1,8 +1,9 @@
-"""Which rows did this prediction rely on? Attention to stored rows, and what the prediction would be without each.
+"""Which rows did this prediction rely on? Votes of stored rows, and what the prediction would be without each.
 
-Two moons of points, each point a row of a table with two columns and a class. `heedful.tables.DatapointClassifier` predicts a new row by looking at the stored
-ones. Left and middle: two rows that are asked for (stars), and the stored rows in the size of their share of the attention. Right: the ten most attended rows of the second, with
-their class and the effect of taking each out of the table; attention says where the network looks, the effect what that does.
+Two moons of points, each point a row of a table with two columns and a class. `heedful.tables.DatapointClassifier` predicts a new row by votes of the stored
+ones, weighed by how near they lie in a space that it learned. Left and middle: two rows that are asked for (stars), and the stored rows in the size of their share of the
+votes. Right: the ten largest votes for the second, in the colour of their class; beside each by how much the prediction falls when this row is taken out of the table. The share says where
+the network looks, the effect what that does.
 
 Printed is the test that says whether looking matters: the score when every column of the stored rows is scrambled, also for a model whose rows cannot look at one another.
 
@@ -20,9 +21,9 @@ from sklearn.datasets import make_moons
 
 from heedful.tables import DatapointClassifier
 
-ROWS, EPOCHS = 200, 20
+ROWS, EPOCHS = 200, 40
 ASKED = np.array([[0.5, -0.55], [0.45, 0.2]])
-COLOURS = np.array(["tab:blue", "tab:orange"])
+COLOURS = {"upper": "tab:blue", "lower": "tab:orange"}
 
 
 def main(picture: Path) -> None:
@@ -37,9 +38,11 @@ def main(picture: Path) -> None:
 
     figure, (first, second, third) = pyplot.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
     for ax, asked in ((first, ASKED[:1]), (second, ASKED[1:])):
-        shares = np.mean([model.row_attention(asked, layer=layer)[0] for layer in (0, 1)], axis=0)
-        ax.scatter(*X.T, s=8 + 2500 * shares, c=COLOURS[y], alpha=0.6, linewidths=0)
-        ax.scatter(*asked.T, marker="*", s=220, color="black", zorder=3)
+        shares = model.row_attention(asked)[0]
+        for name, colour in COLOURS.items():
+            here = names[y] == name
+            ax.scatter(*X[here].T, s=6 + 4000 * shares[here], c=colour, alpha=0.6, linewidths=0, label=f"class {name}")
+        ax.scatter(*asked.T, marker="*", s=160, color="black", zorder=3, label="asked")
         probability = model.predict_proba(asked)[0]
         likely = probability.argmax()
         ax.set(
@@ -47,10 +50,17 @@ def main(picture: Path) -> None:
             xlabel="first column",
             ylabel="second column",
         )
+    for handle in second.legend(frameon=False, loc="upper right").legend_handles:
+        handle.set_sizes([40])
     explanation = model.explain_row(ASKED[1:], top=10)
     explanation.plot(third)
-    for place, effect in zip(range(10)[::-1], explanation.effects, strict=True):
-        third.text(0.001, place, f"{effect:+.4f} without it", va="center", fontsize=8, color="white")
+    for bar, effect, target in zip(third.patches, explanation.effects, explanation.targets, strict=True):
+        bar.set_color(COLOURS[target])
+        third.annotate(f"{effect:+.4f}", (bar.get_width(), bar.get_y() + bar.get_height() / 2), (4, 0), textcoords="offset points", va="center", fontsize=8)  # fmt: skip
+    third.set(
+        xlabel="share of the votes; beside it the effect", xlim=(0, 1.15 * max(explanation.shares)), ylim=(-1.6, 9.6)
+    )
+    third.legend(frameon=False, loc="lower right")
     print(explanation)
     figure.savefig(picture, dpi=120)
     print(f"picture: {picture}")

@@ -145,7 +145,10 @@ class Looking(Learning):
             order = torch.from_numpy(generator.permutation(stored.values.shape[1]))
             rows = rows._replace(target=stored.target[:, order])
             corrupted.append(self._scores(self._combined(self._targets(asked, rows)), y))
-        means = {name: float(np.mean([part[name] for part in corrupted])) for name in clean}
+        # Equal scores have exactly their mean.
+        means = {
+            name: value + float(np.mean([part[name] - value for part in corrupted])) for name, value in clean.items()
+        }
         return Corruption(clean, means, n_repeats, asked.values.shape[1], stored.values.shape[1])
 
     def deletion_test(
