@@ -84,7 +84,9 @@ def _process(data: Data, seed: int) -> Any:
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-    kernel = ConstantKernel(1.0) * RBF(np.ones(data.X.shape[1])) + WhiteKernel(0.1)
+    # From a start of more noise the lengths end where every row is alone.
+    size, lengths = ConstantKernel(1.0, (1e-3, 1e5)), RBF(np.ones(data.X.shape[1]), (1e-2, 1e4))
+    kernel = size * lengths + WhiteKernel(0.01, (1e-9, 1.0))
     return GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
 
 
