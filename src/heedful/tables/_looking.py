@@ -202,9 +202,10 @@ class Looking(Learning):
         start = self._without(asked, stored, torch.zeros(1, count, dtype=torch.bool))
         before = self._quantity(start, start)[0]
         eager = True
-        while bound <= tolerance and (~gone).sum() > max(1, least * count):
-            left = generator.permutation(np.flatnonzero(~gone))
-            left = left[: min(at_once, max(1, int((~gone).sum() - max(1, least * count))))]
+        least_rows = max(1, least * count)
+        while bound <= tolerance and (~gone).sum() > least_rows:
+            there = generator.permutation(np.flatnonzero(~gone))
+            left = there[: min(at_once, max(1, int(len(there) - least_rows))) if eager else retries]
             # Eager: row k of the masks is without the first k + 1 of these; else each is without one of them.
             masks = np.tile(gone, (len(left), 1))
             for number, place in enumerate(left):
@@ -212,7 +213,8 @@ class Looking(Learning):
                 if not eager:
                     masks[number + 1 :, place] = gone[place]
             values = self._without(asked, stored, torch.from_numpy(masks))
-            fits = np.abs(self._quantity(values, start) - before) / (abs(before) + 1e-12) < bound
+            changes = np.abs(self._quantity(values, start) - before) / (abs(before) + 1e-12)
+            fits = changes < bound
             if eager:
                 accepted = len(left) if fits.all() else int(fits.argmin())
                 gone[left[:accepted]] = True
@@ -221,8 +223,13 @@ class Looking(Learning):
             elif fits.any():
                 gone[left[int(fits.argmax())]] = True
                 refused, eager = 0, int(fits.argmax()) < 2
-            else:
+            elif len(left) < len(there):
                 refused += len(left)
+            else:
+                # All were refused: until the bound lets one of them pass, it would be the same again.
+                refused = 0
+                while bound <= min(tolerance, changes.min()):
+                    bound *= 1.1
             if refused >= retries:
                 bound, refused = bound * 1.1, 0
         return np.flatnonzero(~gone)
