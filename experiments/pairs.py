@@ -141,7 +141,7 @@ def nearest(pairs: Pairs) -> Tensor:
 
 @torch.no_grad()
 def intervened(network: TableNetwork, draw: Draw, tables: int) -> dict[str, Any]:
-    """What the first original is said to be when its copy is made to show a value of the grid: the mean over tables, and the slope over all of them."""
+    """What the first original is said to be when its copy shows a value of the grid instead: the mean over tables, and the slope over all of them."""
     generator = torch.Generator().manual_seed(20_000)
     pairs = paired(*draw(tables, generator), ORIGINAL, generator)
     place, found = pairs.truth.shape[1], []

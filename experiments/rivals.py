@@ -25,8 +25,8 @@ from experiments.tabular import Data, judged, one_thread, spread
 
 @dataclass(frozen=True)
 class Rival:
-    """A model by its maker, `make(rows to learn from, seed)`; what it is given: "dense" (standardised, a column for each level, means for missing cells), "codes" (cells as they are, levels as numbers) or
-    "frame" (a data frame with pandas' categories)."""
+    """A model by its maker, `make(rows to learn from, seed)`; what it is given: "dense" (standardised, a column for each level, means for
+    missing cells), "codes" (cells as they are, levels as numbers) or "frame" (a data frame with pandas' categories)."""
 
     make: Callable[[Data, int], Any]
     given: str = "dense"

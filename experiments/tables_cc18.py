@@ -1,11 +1,15 @@
 """Thirty small tables of OpenML-CC18: our estimator as it comes, beside what one would take instead.
 
-The 30 tables of that suite with at most 2,000 rows (on which TabPFN was first tested), of 4 to 77 columns and 2 to 10 classes, with categories and missing cells. Of each at most 1,000 rows are drawn, half to learn
-from and half to test on, shares of classes kept; three draws (the seed is that of the model too). Nothing is tuned, neither ours nor theirs, and no setting of ours was chosen on these tables: all models are as they
-come, the logistic regression, the neighbours and the SVM on standardised columns with a column for each level, the forests on codes of levels, boosted trees with their own categories, each on one core.
+The 30 tables of that suite with at most 2,000 rows (on which TabPFN was first tested), of 4 to 77 columns and 2 to 10 classes, with
+categories and missing cells. Of each at most 1,000 rows are drawn, half to learn from and half to test on, shares of classes kept; three
+draws (the seed is that of the model too). Nothing is tuned, neither ours nor theirs, and no setting of ours was chosen on these tables: all
+models are as they come, the logistic regression, the neighbours and the SVM on standardised columns with a column for each level, the
+forests on codes of levels, boosted trees with their own categories, each on one core.
 
-The area under the ROC curve is, of several classes, the mean over pairs. A rank is that of a model's mean over the three draws among ours (`fast`) and the rivals on one table, averaged over tables; the
-control, ours without attention between rows, is ranked in the place of ours. Seconds are of one core, for learning and answering, unless the table says that ours ran on a GPU. The paper did not have these tables.
+The area under the ROC curve is, of several classes, the mean over pairs. A rank is that of a model's mean over the three draws among ours
+(`fast`) and the rivals on one table, averaged over tables; the control, ours without attention between rows, is ranked in the place of
+ours. Seconds are of one core, for learning and answering, unless the table says that ours ran on a GPU. The paper did not have these
+tables.
 """
 
 from __future__ import annotations

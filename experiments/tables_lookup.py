@@ -1,12 +1,15 @@
 """Can a row look up another? Copies that show what originals hide (Kossen et al. 2021, section 4.2 and figure 4).
 
-The toy: tables of 16 originals with hidden targets and their 16 copies, features and targets standard normal and independent, so that without attention between rows no model is better than always saying 0. Each step draws 16
-fresh tables; the network has 4 blocks (rows, columns, rows, columns) of width 16 and 4 heads, 800 steps of Adam; residuals go round the blocks, else it is as published. Variants: the last three features (of five) of originals and copies drawn anew,
-each for itself; copies that show 1 more; both. Tested on 300 fresh tables, three seeds. *Intervention*: without any training the copy is made to show -4 to 4, and its original has to follow. *Corruption*: every column is
-permuted over the other rows. The control sees no other rows.
+The toy: tables of 16 originals with hidden targets and their 16 copies, features and targets standard normal and independent, so that
+without attention between rows no model is better than always saying 0. Each step draws 16 fresh tables; the network has 4 blocks (rows,
+columns, rows, columns) of width 16 and 4 heads, 800 steps of Adam; residuals go round the blocks, else it is as published. Variants: the
+last three features (of five) of originals and copies drawn anew, each for itself; copies that show 1 more; both. Tested on 300 fresh
+tables, three seeds. *Intervention*: without any training the copy shows -4 to 4 instead, and its original has to follow. *Corruption*:
+every column is permuted over the other rows. The control sees no other rows.
 
-On protein (45,730 rows, standard deviation of the target 6.118) tables are of 256 rows of the training part and their copies, tests of 256 rows of the test part, figures in the target's unit; this takes a GPU. The published figures are of
-protein, a network of eight blocks of width 128 and a whole training; the nearest copy (1-NN) beside both.
+On protein (45,730 rows, standard deviation of the target 6.118) tables are of 256 rows of the training part and their copies, tests of 256
+rows of the test part, figures in the target's unit; this takes a GPU. The published figures are of protein, a network of eight blocks of
+width 128 and a whole training; the nearest copy (1-NN) beside both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """Poker hands: which of ten classes five cards are, a table that no single column says anything of (Kossen et al. 2021, table 2).
 
-The hands are drawn (`poker.py`): 25,000 at random and five each of the two rarest classes make the 25,010 to learn from that the published table has; 50,000 others, all at random, are the test. Half of all hands hold nothing, so that this is the accuracy to beat;
-"by class" is the mean of the classes' accuracies among those that the test has. Ours is given suits and ranks as categories; boosted trees have suits as categories and ranks as numbers, as they come and with 1,000 rounds. Three seeds of ours, one of the rivals.
+The hands are drawn (`poker.py`): 25,000 at random and five each of the two rarest classes make the 25,010 to learn from that the published
+table has; 50,000 others, all at random, are the test. Half of all hands hold nothing, so that this is the accuracy to beat; "by class" is
+the mean of the classes' accuracies among those that the test has. Ours is given suits and ranks as categories; boosted trees have suits as
+categories and ranks as numbers, as they come and with 1,000 rounds. Three seeds of ours, one of the rivals.
 
-The paper's NPT took 200,000 steps of 4,096 rows, class-balanced, and a network of 8 blocks; ours has what fits into minutes: `fast` as it comes (20 epochs of 25 steps of 1,024 rows), and `small`, which has attention between columns, for 200 epochs (5,000 steps). The published rivals were tuned over a grid, those here were not. "rows apart", the
-control, sees no other rows; LightGBM on sorted cards is what somebody does who knows the game.
+The paper's NPT took 200,000 steps of 4,096 rows, class-balanced, and a network of 8 blocks; ours has what fits into minutes: `fast` as it
+comes, and `small`, which has attention between columns, for 200 epochs (5,000 steps). The published rivals were tuned over a grid, those
+here were not. "rows apart", the control, sees no other rows; LightGBM on sorted cards is what somebody does who knows the game.
 """
 
 from __future__ import annotations

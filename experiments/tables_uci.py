@@ -1,12 +1,16 @@
 """Yacht, concrete, boston, protein and breast cancer by the paper's protocol, inductive and transductive apart (Kossen et al. 2021, tables 1 and 9-12).
 
-*The paper's protocol*: 10 folds (seed 42), of each 70 % to train, 20 % for validation, 10 % test; of protein 5 folds, 70/10/20. The published baselines learn from the 70 %. NPT stops by the validation rows and, at the test, is
-shown their labels; so ours is given both parts, 90 %: each of the members of `fast` leaves out a part of these by which it stops, `authors` (one network) leaves out 2/9, drawn by itself. The rivals that were run here
-stand once with the paper's 70 % and once with the 90 % that ours has. "Transductive" is NPT as published: features of the test rows are in the table, in training and in the answer; all other rows are inductive. `authors` are the settings of their
-scripts (steps, rate, width, one-hot columns), with p_target = 1 and best validation loss, on the first folds that the time allows and on a GPU alone. Nothing of ours was tuned on these tables. Mean and standard error over folds.
+*The paper's protocol*: 10 folds (seed 42), of each 70 % to train, 20 % for validation, 10 % test; of protein 5 folds, 70/10/20. The
+published baselines learn from the 70 %. NPT stops by the validation rows and, at the test, is shown their labels; so ours is given both
+parts, 90 %: each of the members of `fast` leaves out a part of these by which it stops, `authors` (one network) leaves out 2/9, drawn by
+itself. The rivals that were run here stand once with the paper's 70 % and once with the 90 % that ours has. "Transductive" is NPT as
+published: features of the test rows are in the table, in training and in the answer; all other rows are inductive. `authors` are the
+settings of their scripts (steps, rate, width, one-hot columns), with p_target = 1 and best validation loss, on the first folds that the
+time allows and on a GPU alone. Nothing of ours was tuned on these tables. Mean and standard error over folds.
 
-*Our own bars*, 10 folds with seed 0: breast cancer and digits; and breast cancer with a fifth of all cells missing, for `fast` and for `impute` beside the mean of each column. "rows apart", the control, is `fast` without attention between rows. Boston's
-column `b` is derived from race: the table is for reproduction alone.
+*Our own bars*, 10 folds with seed 0: breast cancer and digits; and breast cancer with a fifth of all cells missing, for `fast` and for
+`impute` beside the mean of each column. "rows apart", the control, is `fast` without attention between rows. Boston's column `b` is derived
+from race: the table is for reproduction alone.
 """
 
 from __future__ import annotations

@@ -166,7 +166,8 @@ def tenth(data: Data, fold: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judged(y: np.ndarray, answers: np.ndarray) -> dict[str, float]:
-    """Of probabilities `[rows, classes]`: area under the ROC curve (of several classes the mean over pairs of them, where all are there), accuracy, its mean over classes, and the mean of -log p, p at least 1e-7; of numbers the root of the mean squared error."""
+    """Of probabilities `[rows, classes]`: area under the ROC curve (of several classes the mean over pairs of them, where all are there),
+    accuracy, its mean over classes, and the mean of -log p, p at least 1e-7. Of numbers the root of the mean squared error."""
     if answers.ndim == 1:
         return {"rmse": float(np.sqrt(np.mean((answers - y) ** 2)))}
     from sklearn.metrics import roc_auc_score

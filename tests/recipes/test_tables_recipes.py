@@ -1,4 +1,4 @@
-"""What the recipes of tables are made of: splits, measures, rivals, poker hands, pairs of rows, and what their tables say."""
+"""Parts of the recipes of tables: splits, measures, rivals, poker hands, pairs of rows, and what their tables say."""
 
 import json
 from dataclasses import replace
@@ -92,10 +92,10 @@ def test_a_rival_learns(name, monkeypatch):
     plain = name in ("Gaussian process", "gradient boosting, 500 trees")
     data = tabular.drawn("a", 200, 0 if plain else 2)
     data = replace(data, categorical=()) if plain else data
-    made = rivals.RIVALS[name].make
+    make = rivals.RIVALS[name].make
 
     def small(data, seed):
-        model = made(data, seed)
+        model = make(data, seed)
         names = {"n_estimators", "iterations"} & set(model.get_params())
         return model.set_params(**dict.fromkeys(names or (["iterations"] if name == "CatBoost" else []), 30))
 
