@@ -201,28 +201,27 @@ class Looking(Learning):
         gone = np.zeros(count, dtype=bool)
         start = self._without(asked, stored, torch.zeros(1, count, dtype=torch.bool))
         before = self._quantity(start, start)[0]
-        eager = True
         least_rows = max(1, least * count)
+        # Rows are taken out together while that goes well, else each by itself; those that could go by themselves are then taken out together.
+        together, could = True, None
         while bound <= tolerance and (~gone).sum() > least_rows:
             there = generator.permutation(np.flatnonzero(~gone))
-            left = there[: min(at_once, max(1, int(len(there) - least_rows))) if eager else retries]
-            # Eager: row k of the masks is without the first k + 1 of these; else each is without one of them.
+            left = there[:retries]
+            if together:
+                left = (there if could is None else could)[: min(at_once, max(1, int(len(there) - least_rows)))]
             masks = np.tile(gone, (len(left), 1))
             for number, place in enumerate(left):
-                masks[number:, place] = True
-                if not eager:
-                    masks[number + 1 :, place] = gone[place]
+                masks[number : None if together else number + 1, place] = True
             values = self._without(asked, stored, torch.from_numpy(masks))
             changes = np.abs(self._quantity(values, start) - before) / (abs(before) + 1e-12)
             fits = changes < bound
-            if eager:
+            if together:
                 accepted = len(left) if fits.all() else int(fits.argmin())
                 gone[left[:accepted]] = True
                 refused = 1 if accepted < len(left) else 0
-                eager = accepted > 1
+                together, could = accepted == len(left) or (could is None and accepted > 1), None
             elif fits.any():
-                gone[left[int(fits.argmax())]] = True
-                refused, eager = 0, int(fits.argmax()) < 2
+                together, could = True, left[fits]
             elif len(left) < len(there):
                 refused += len(left)
             else:
