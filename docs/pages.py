@@ -32,6 +32,7 @@ MENU = {
         "series",
         "events",
         "geometry",
+        "tables",
         "scale",
         "convert",
     ],

@@ -118,6 +118,7 @@ def test_pages_with_terms_link_to_the_glossary():
         "depth",
         "events",
         "transport",
+        "tables",
     ):
         assert "glossary.md#" in (ROOT / "docs" / f"{name}.md").read_text(), name
 
