@@ -14,8 +14,9 @@ from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.bridges.estimator import Estimator
 from heedful.bridges.record import Hyperparameters
-from heedful.bridges.samples import Samples, hold_out
+from heedful.bridges.samples import Samples
 from heedful.tables._columns import Columns, read_columns
+from heedful.tables._folds import drawn_folds
 from heedful.tables._masking import Masking, Tradeoff, feature_loss, target_losses, tradeoff_at
 from heedful.tables._presets import PRESETS
 from heedful.tables.network import Members, Rows, TableNetwork
@@ -121,36 +122,10 @@ class Learning(Estimator):
 
     def _split(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
         everything = np.arange(len(samples))
-        self._folds = self._drawn_folds(samples)
-        return everything, everything[:0]
-
-    def _drawn_folds(self, samples: Samples) -> np.ndarray:
-        """The member that each row is held out from; `members` where from none."""
-        members, count = self._setting("members"), len(samples)
-        folds = np.full(count, members)
-        if not self.validation_fraction:
-            return folds
-        codes = samples.target if samples.target is not None and samples.target.dtype.kind in "iu" else None
         known = self._known(samples)
-        if members == 1:
-            part = samples[known]
-            labels = {} if codes is None else {"codes": codes[known]}
-            held = hold_out(len(part), self.validation_fraction, self.seed_, groups=part.groups, **labels)[1]
-            folds[known[held]] = 0
-            return folds
-        generator = np.random.default_rng(self.seed_)
-        groups = np.arange(count) if samples.groups is None else samples.groups
-        # Rows of a class, in random order, are dealt to the members in turn; groups stay together.
-        order = known[
-            np.lexsort((generator.random(len(known)), np.zeros(len(known)) if codes is None else codes[known]))
-        ]
-        first = {group: place % members for place, group in enumerate(dict.fromkeys(groups[order].tolist()))}
-        folds[known] = [first[group] for group in groups[known].tolist()]
-        if codes is not None:
-            # The only row of a class stays.
-            counts = np.bincount(codes[known])
-            folds[known[counts[codes[known]] < 2]] = members
-        return folds
+        self._folds = np.full(len(samples), self._setting("members"))
+        self._folds[known] = drawn_folds(samples[known], self._setting("members"), self.validation_fraction, self.seed_)
+        return everything, everything[:0]
 
     def _known(self, samples: Samples) -> np.ndarray:
         """Places of rows whose target is there: not of those that `fit` was given unlabelled."""

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from heedful._errors import InvalidArgument
 from heedful.bridges.predictors import Classifier, Regressor
 from heedful.bridges.samples import Samples
+from heedful.tables._calibration import temperature
 from heedful.tables._looking import Looking
 from heedful.tables._presets import NUMBERS
 
@@ -228,7 +228,8 @@ class DatapointClassifier(_Datapoints, Classifier):
         if held:
             network.eval()
             parts = [self._held_answers(network, number) for number in held]
-            self.temperature_ = temperature(*(torch.cat(side).cpu().double() for side in zip(*parts, strict=True)))
+            logits, target = (torch.cat(side).cpu() for side in zip(*parts, strict=True))
+            self.temperature_ = temperature(logits.double(), target)
 
     def _combined(self, answers: Sequence[Tensor]) -> np.ndarray:
         """The logarithm of the members' mean probability."""
@@ -365,19 +366,3 @@ class DatapointRegressor(_Datapoints, Regressor):
     def evaluate(self, X: Any, y: Any, *, context: Any = None) -> dict[str, float]:
         """The root of the mean squared error on rows with targets."""
         return self._scores(self._asked_outputs(X, context, None), y)
-
-
-def temperature(logits: Tensor, target: Tensor) -> float:
-    """What logits are divided by so that $-\\log p$ of the targets is least; between 1/4 and 4, drawn towards 1 where there are few rows.
-
-    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
-    <torch...>
-    >>> target = torch.randint(2, (4000,))
-    >>> sure = torch.where(torch.rand(4000) < 0.8, target, 1 - target)
-    >>> round(temperature(6.0 * functional.one_hot(sure, 2).double(), target), 1)
-    4.0
-    """
-    logs = torch.linspace(-np.log(4), np.log(4), 221, dtype=logits.dtype)
-    codes = target.long()
-    losses = torch.stack([functional.cross_entropy(logits / value.exp(), codes) for value in logs])
-    return float(logs[(losses + 0.5 * logs.square() / len(codes)).argmin()].exp())
