@@ -290,6 +290,20 @@ def test_numbers_are_predicted():
         model.predict(X[:2], context=(X[:2], np.array(["a", "b"])))
 
 
+def test_where_nothing_is_hidden_numbers_are_filled_by_the_others_and_categories_by_their_most_frequent_level():
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=150)
+    table = pd.DataFrame({"a": first, "b": 3 * first, "kind": np.where(first > -0.5, "often", "apart")})
+    model = DatapointRegressor(**QUICK).fit(table, first + rng.normal(size=150))
+    assert model._setting("p_feature") == 0
+    asked = table.copy()
+    asked.loc[::2, "kind"] = None
+    asked.loc[1::2, "b"] = np.nan
+    filled = model.impute(asked)
+    assert set(filled["kind"][::2]) == {"often"}
+    assert np.corrcoef(filled["b"][1::2], table["b"][1::2])[0, 1] > 0.99
+
+
 @pytest.mark.parametrize("preset", ["small", "base", "authors"])
 def test_every_preset_learns(preset):
     X, y = load_iris(return_X_y=True)

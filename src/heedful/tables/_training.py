@@ -176,6 +176,10 @@ class Learning(Estimator):
                 member.feature_linear.weight[:count].copy_(torch.from_numpy(by_others(cells)[:count]))
                 for part in member.feature_head.parameters():
                     part.zero_()
+                if not self._setting("p_feature"):
+                    # Nothing else is learned of a category: its most frequent level.
+                    shares = torch.from_numpy(cells[:, count:].mean(0)).clamp_min(0.5 / len(cells)).log()
+                    member.feature_head.shared.bias[count:].copy_(shares)  # type: ignore[union-attr]
                 member.linear_head.weight.copy_(torch.from_numpy(slope))
                 member.target_head.weight.zero_()
                 member.target_head.bias.copy_(torch.from_numpy(offset))
