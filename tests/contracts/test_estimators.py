@@ -36,7 +36,7 @@ from heedful.decomposition import KernelSVD
 from heedful.events import NextEvent
 from heedful.geometry import EquivariantClassifier, EquivariantRegressor
 from heedful.series import SeriesClassifier
-from heedful.tables import DatapointClassifier, DatapointRegressor
+from heedful.tables import DatapointClassifier, DatapointRegressor, TransportClassifier
 from small import Coordinates, CubeClassifier, Numbers, Order, lists, table
 
 NOT_RUN = {"check_array_api_input": "scikit-learn skips it unless SCIPY_ARRAY_API is set before scipy is imported"}
@@ -129,7 +129,16 @@ SETS = {
     "random_state": 0,
 }
 OPTIONS = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 6, "lr": 0.03, "dropout": 0.0, "batch_size": 32}
-ROWS = {"embed_dim": 4, "row_tokens": 2, "layers": 1, "members": 2, "epochs": 3, "lr": 0.03, "predict_dtype": "float64", "random_state": 0}
+ROWS = {
+    "embed_dim": 4,
+    "row_tokens": 2,
+    "layers": 1,
+    "members": 2,
+    "epochs": 3,
+    "lr": 0.03,
+    "predict_dtype": "float64",
+    "random_state": 0,
+}
 ESTIMATORS = {
     "series of one channel": Listed(
         partial(SeriesClassifier, **{"attention": ["primal"], **OPTIONS, "random_state": 0}),
@@ -169,6 +178,11 @@ ESTIMATORS = {
     "numbers of rows": Listed(
         partial(DatapointRegressor, **ROWS | {"p_feature": 0.0}), numbers, 56, UNWEIGHTED,
         wrong=TRAINED | {"p_feature": 1.0, "tradeoff": 2.0, "context_size": 0}, search={"members": [1, 2]}, missing=True,
+    ),
+    "classes by transport": Listed(
+        partial(TransportClassifier, **{"hidden": 16, "members": 2, "epochs": 12, "lr": 0.02, "predict_dtype": "float64", "random_state": 0}), classes, 66,
+        UNWEIGHTED, "predict_proba", TRAINED | {"geometry": "line", "target": "nearest", "p": 0.5, "members": 0, "covariance": 0.0},
+        {"hidden": [8, 16]}, missing=True,
     ),
     "kernel SVD": Listed(
         partial(KernelSVD, **{"n_components": 3}), lambda: (table(30)[0], {}), 46, answer="transform",

@@ -144,6 +144,18 @@ def read_columns(
     return cells, y
 
 
+def without_target(X: Any, y: Any, target: str | None, *, fitting: bool) -> tuple[Any, Any]:
+    """A frame without its target column, and that column where y was not given."""
+    if target is None or not hasattr(X, "columns"):
+        return X, y
+    if target not in X.columns:
+        if fitting and y is None:
+            known = ", ".join(map(str, X.columns[:8]))
+            raise InvalidArgument(f"target={target!r} is no column of X; there are {known}")
+        return X, y
+    return X.drop(columns=target), (X[target] if fitting and y is None else y)
+
+
 def _pandas() -> Any:
     try:
         import pandas

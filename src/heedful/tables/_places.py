@@ -12,7 +12,7 @@ from heedful._errors import InvalidArgument
 from heedful.transport import assignment
 
 Geometry = Literal["simplex", "circle", "lda"]
-Target = Literal["mean", "ot", "random"]
+Pairing = Literal["mean", "ot", "random"]
 
 SEPARATION = 12.0
 """Distance of two centres, in standard deviations of the clouds around them."""
@@ -84,7 +84,7 @@ def distances(centres: np.ndarray) -> np.ndarray:
 
 
 def targets_of(
-    target: Target,
+    pairing: Pairing,
     centres: np.ndarray,
     points: np.ndarray,
     codes: np.ndarray,
@@ -99,7 +99,7 @@ def targets_of(
     `"mean"`: to the centre of its class. `"ot"` and `"random"`: to a point of its own of a cloud $N(m_c, \sigma^2 I)$ that is drawn around it, by the cheapest
     pairing in class, of `batch` rows at a time, or by a random one.
     """
-    if target == "mean":
+    if pairing == "mean":
         return centres[codes]
     random = np.random.default_rng(seed)
     places = np.empty_like(points)
@@ -109,7 +109,7 @@ def targets_of(
             part = rows[begin : begin + batch]
             cloud = centre + deviation * random.normal(size=(len(part), len(centre)))
             places[part] = (
-                cloud if target == "random" else assignment(points[part], cloud, p, method="exact").map(cloud)
+                cloud if pairing == "random" else assignment(points[part], cloud, p, method="exact").map(cloud)
             )
     return places
 

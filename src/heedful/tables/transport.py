@@ -20,10 +20,10 @@ from heedful.bridges.predictors import Classifier
 from heedful.bridges.record import Hyperparameters
 from heedful.bridges.samples import Samples, check_is_fitted
 from heedful.tables._calibration import temperature
-from heedful.tables._columns import Columns, read_columns
+from heedful.tables._columns import Columns, read_columns, without_target
 from heedful.tables._folds import drawn_folds
 from heedful.tables._maps import Maps
-from heedful.tables._places import Target, centres_of, check_geometry, distances, targets_of
+from heedful.tables._places import Pairing, centres_of, check_geometry, distances, targets_of
 
 try:
     from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -41,7 +41,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     $$T = \arg\min \frac{1}{n} \sum_i |T(x_i) - t_i|^2, \qquad p(c \mid x) \propto \pi_c\, N(T(x); m_c, \sigma^2 I) \text{ at a temperature}$$
 
-    (Quadrio & Candelieri 2025, arXiv 2512.09530.) The target $t_i$ of a row is the centre $m_c$ of its class (`target="mean"`), or a point of a Gaussian cloud around it
+    (Quadrio & Candelieri 2025, arXiv 2512.09530.) The target $t_i$ of a row is the centre $m_c$ of its class (`pairing="mean"`), or a point of a Gaussian cloud around it
     that optimal transport pairs it with (`"ot"`). The squared loss has its optimum at $E[t \mid x]$, so with centres T(x) is the mean of the centres by the
     probabilities of their classes. Where ours differs from the thesis: on no data set did pairing by transport do better than the centres
     (recipe `transport-classifier`), so these are the default; centres are equally far apart (`"simplex"`) and not on a circle, where those of many classes are near; probabilities
@@ -54,11 +54,13 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         geometry: where the centres are: `"simplex"`, `"circle"` (as published) or `"lda"` (as the classes lie to one another). In Python also an array (classes, columns).
         separation: distance of the centres, in standard deviations of the clouds; 12, and on the circle that of a radius of 3 x classes.
         covariance: variance of the clouds around the centres.
-        target: `"mean"`, `"ot"`, or `"random"` (a random pairing: the control of `"ot"`).
+        pairing: what a row is carried to: `"mean"` (the centre of its class), `"ot"` (the point of a cloud around it that optimal transport pairs it with) or `"random"` (any
+            point of that cloud: the control of `"ot"`).
         likelihood: `"gaussian"`, or `"softmax_distance"` ($p \propto e^{-|T(x) - m_c|}$, as published).
         calibrate: whether the temperature of the scores is fitted, to rows that maps left out; else it is 1.
         p: exponent of the distance that `"ot"` pairs by.
         ot_batch: rows of a class that are paired at once.
+        target: column of a frame that is to be predicted, where y is not given; `predict` leaves it out.
         categorical: columns that are categories though they hold numbers: names or places with commas between them; `"auto"` takes text and pandas' categories. In
             Python also a list.
         hidden: width of the hidden layer; in Python also a list of widths.
@@ -113,11 +115,12 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         *,
         separation: float | None = None,
         covariance: float = 1.0,
-        target: str = "mean",
+        pairing: str = "mean",
         likelihood: str = "gaussian",
         calibrate: bool = True,
         p: float = 2.0,
         ot_batch: int = 2000,
+        target: str | None = None,
         categorical: str | Sequence[Any] = "auto",
         hidden: int | Sequence[int] = 256,
         dropout: float = 0.0,
@@ -141,11 +144,12 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         self.geometry = geometry
         self.separation = separation
         self.covariance = covariance
-        self.target = target
+        self.pairing = pairing
         self.likelihood = likelihood
         self.calibrate = calibrate
         self.p = p
         self.ot_batch = ot_batch
+        self.target = target
         self.categorical = categorical
         self.hidden = hidden
         self.dropout = dropout
@@ -168,7 +172,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     def _check(self) -> None:
         check_geometry(self.geometry, self.separation)
-        check_choice(Target, target=self.target)
+        check_choice(Pairing, pairing=self.pairing)
         check_choice(Likelihood, likelihood=self.likelihood)
         check_choice((True, False), calibrate=self.calibrate)
         check_number(0, covariance=self.covariance)
@@ -191,6 +195,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
     def _read(
         self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
     ) -> Samples:
+        X, y = without_target(X, y, self.target, fitting=fitting)
         tokens = X.shape[1] if getattr(X, "ndim", 2) == 3 and 0 not in X.shape else 0
         if tokens:
             X = np.asarray(X).reshape(-1, X.shape[2])
@@ -238,14 +243,14 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
             "batch": self.ot_batch,
             "seed": self.seed_,
         }
-        self._goals = targets_of(self.target, self.centres_, points, codes, **cloud)  # type: ignore[arg-type]
+        self._goals = targets_of(self.pairing, self.centres_, points, codes, **cloud)  # type: ignore[arg-type]
         self.plan_cost_ = float((np.square(points - self._goals).sum(1) ** (self.p / 2)).mean())
         self._goals = (self._goals / self._unit).reshape(len(samples), tokens, -1)
 
     @property
     def _unit(self) -> float:
         """What the network's outputs are measured in: the root mean square of the centres about zero, so that errors are of order one."""
-        return float(np.sqrt(np.square(self.centres_).mean() + self.covariance * (self.target != "mean"))) or 1.0
+        return float(np.sqrt(np.square(self.centres_).mean() + self.covariance * (self.pairing != "mean"))) or 1.0
 
     def _network(self) -> Maps:
         width = self.columns_.width
