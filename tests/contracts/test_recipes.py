@@ -58,6 +58,8 @@ RECIPES = {
     "time-movielens": Listed(no_run=DATA),
     "time-stackoverflow": Listed(no_run=DATA),
     "time-synthetic": Listed("no paper has these worlds", no_run=LONG + "test_time_worlds.py"),
+    "transport-classifier": Listed("the tables of the thesis could not be obtained"),
+    "transport-simulation": Listed("the tables of the thesis could not be obtained"),
     "transport-training": Listed("the tables of the thesis could not be obtained"),
 }  # fmt: skip
 every = pytest.mark.parametrize("name", names())
