@@ -21,8 +21,8 @@ SETS = ("iris", "wine", "breast_cancer", "digits")
 DEFAULT = "ours: centres, simplex"
 OURS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
-    "ours: paired by transport": {"target": "ot"},
-    "ours: paired at random": {"target": "random"},
+    "ours: paired by transport": {"pairing": "ot"},
+    "ours: paired at random": {"pairing": "random"},
     "ours: centres on a circle": {"geometry": "circle"},
 }
 RIVALS = ("linear discriminant", "logistic regression", "extra trees, 300")

@@ -34,7 +34,7 @@ def _fit(classes: int, apart: int, target: str, seed: int, device: str, quick: b
     data = clouds.drawn(classes, float(apart), 2, seed, **sizes)
     x, y, test, labels = (part.numpy() for part in data)
     options: dict[str, Any] = QUICK if quick else {}
-    model = TransportClassifier(target=target, random_state=seed, device=device, **options).fit(x, y)
+    model = TransportClassifier(pairing=target, random_state=seed, device=device, **options).fit(x, y)
     points = model.predict(test.reshape(-1, test.shape[2]))
     return {
         "point": float((points == np.repeat(labels, test.shape[1])).mean()),

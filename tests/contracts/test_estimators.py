@@ -181,7 +181,7 @@ ESTIMATORS = {
     ),
     "classes by transport": Listed(
         partial(TransportClassifier, **{"hidden": 16, "members": 2, "epochs": 12, "lr": 0.02, "predict_dtype": "float64", "random_state": 0}), classes, 66,
-        UNWEIGHTED, "predict_proba", TRAINED | {"geometry": "line", "target": "nearest", "p": 0.5, "members": 0, "covariance": 0.0},
+        UNWEIGHTED, "predict_proba", TRAINED | {"geometry": "line", "pairing": "nearest", "p": 0.5, "members": 0, "covariance": 0.0},
         {"hidden": [8, 16]}, missing=True,
     ),
     "kernel SVD": Listed(
