@@ -367,6 +367,6 @@ def test_numbers_become_a_regressor(run, people, tmp_path):
     code, _, err = run("fit", people, "--target", "age", "--out", tmp_path / "model", *PEOPLE)
     assert code == 0, err
     assert json.loads((tmp_path / "model" / "config.json").read_text())["estimator"]["type"] == "DatapointRegressor"
-    code, out, err = run("fit", people, "--target", "ages", "--out", tmp_path / "new", *PEOPLE)
+    code, _, err = run("fit", people, "--target", "ages", "--out", tmp_path / "new", *PEOPLE)
     assert code != 0
     assert "ages is no column of" in err
