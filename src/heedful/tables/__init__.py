@@ -16,6 +16,7 @@ _HOMES = {
     "TableNetwork": "network",
     "TransportClassifier": "transport",
     "estimator_for": "files",
+    "pretrain_head": "heads",
     "read": "files",
 }
 
@@ -30,6 +31,7 @@ __all__ = [
     "TableNetwork",
     "TransportClassifier",
     "estimator_for",
+    "pretrain_head",
     "read",
 ]
 
@@ -39,6 +41,7 @@ __getattr__, __dir__ = lazy(__name__, _HOMES)
 if TYPE_CHECKING:
     from heedful.tables.datapoints import DatapointClassifier, DatapointRegressor
     from heedful.tables.files import TableData, estimator_for, read
+    from heedful.tables.heads import pretrain_head
     from heedful.tables.network import Rows, TableNetwork
     from heedful.tables.results import Corruption, Deletion, RowExplanation
     from heedful.tables.transport import TransportClassifier
