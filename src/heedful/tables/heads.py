@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from heedful._checks import check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument
+from heedful.bridges.record import Hyperparameters
 
 
 def pretrain_head(
@@ -51,8 +53,10 @@ def pretrain_head(
     >>> any(parameter.requires_grad for parameter in head.parameters())
     False
     """
-    check_whole(epochs=epochs, patience=patience)
-    check_number(0, covariance=covariance, lr=lr)
+    from heedful.bridges.training import train
+
+    how = Hyperparameters(epochs, max(1, n) if is_whole(n) else 1, lr, "Adam", clip=None, patience=patience)
+    check_number(0, covariance=covariance)
     check_number(angle=angle)
     if not is_whole(random_state):
         raise InvalidArgument(f"random_state must be a whole number; got {random_state!r:.80}")
@@ -64,44 +68,39 @@ def pretrain_head(
     rng = np.random.default_rng(random_state)
     codes = rng.permutation(np.arange(n) % len(means))
     points = means[codes] + math.sqrt(covariance) * rng.normal(size=(n, means.shape[1]))
-    x, y = torch.from_numpy(points).to(parameter), torch.from_numpy(codes).to(parameter.device)
-    held = n // 5
-    was_training = head.training
-    devices = [parameter.device] if parameter.is_cuda else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
-        torch.manual_seed(random_state)
-        head.requires_grad_(True)
-        best, kept, waited = math.inf, copy.deepcopy(head.state_dict()), 0
-        optimizer = torch.optim.Adam(head.parameters(), lr=lr)
-        for _ in range(epochs):
-            head.train()
-            optimizer.zero_grad()
-            functional.cross_entropy(_logits(head, x[held:], len(means)), y[held:]).backward()
-            optimizer.step()
-            head.eval()
-            with torch.no_grad():
-                loss = float(functional.cross_entropy(head(x[:held]), y[:held]))
-            waited = 0 if loss < best else waited + 1
-            if loss < best:
-                best, kept = loss, copy.deepcopy(head.state_dict())
-            if waited >= patience:
-                break
-    head.load_state_dict(kept)
-    with torch.no_grad():
-        right = float((head(x[:held]).argmax(1) == y[:held]).double().mean())
-    head.zero_grad()
+    x, y = torch.from_numpy(points).to(parameter.dtype), torch.from_numpy(codes)
+    held, was_training, device = n // 5, head.training, parameter.device
+    _check_logits(head, x[:2].to(device), len(means))
+    head.requires_grad_(True)
+    training = train(
+        head,
+        (x[held:], y[held:]),
+        (x[:held], y[:held]),
+        loss=lambda network, *batch: _measure(network, *batch)["loss"].mean(),
+        measure=_measure,
+        hyperparameters=replace(how, seed=int(random_state)),
+        device=device,
+    )
+    head.to(device).zero_grad()
     head.requires_grad_(not freeze)
     head.train(was_training)
-    return right
+    return training.measured["accuracy"]
 
 
-def _logits(head: nn.Module, x: torch.Tensor, classes: int) -> torch.Tensor:
+def _measure(head: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     logits = head(x)
-    if logits.shape != (len(x), classes):
+    losses = functional.cross_entropy(logits, y, reduction="none")
+    return {"loss": losses, "accuracy": (logits.argmax(1) == y).float()}
+
+
+def _check_logits(head: nn.Module, x: Tensor, classes: int) -> None:
+    """Refuses a head of another shape before it is trained."""
+    with torch.no_grad():
+        shape = tuple(copy.deepcopy(head).eval()(x).shape)
+    if shape != (len(x), classes):
         raise InvalidArgument(
-            f"head must give logits of shape ({len(x)}, {classes}), one for each of the centres; got {tuple(logits.shape)}"
+            f"head must give logits of shape ({len(x)}, {classes}), one for each of the centres; got {shape}"
         )
-    return logits
 
 
 def _turned(centres: np.ndarray, angle: float) -> np.ndarray:
