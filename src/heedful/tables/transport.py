@@ -56,7 +56,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         covariance: variance of the clouds around the centres.
         pairing: what a row is carried to: `"mean"` (the centre of its class), `"ot"` (the point of a cloud around it that optimal transport pairs it with) or `"random"` (any
             point of that cloud: the control of `"ot"`).
-        likelihood: `"gaussian"`, or `"softmax_distance"` ($p \propto e^{-|T(x) - m_c|}$, as published).
+        likelihood: `"gaussian"` or `"softmax_distance"` (as published). The second is $p \propto e^{-|T(x) - m_c|}$.
         calibrate: whether the temperature of the scores is fitted, to rows that maps left out; else it is 1.
         p: exponent of the distance that `"ot"` pairs by.
         ot_batch: rows of a class that are paired at once.
