@@ -213,13 +213,13 @@ def test_tracking_costs_a_tenth_of_cold_solves():
     for _ in range(2):
         cold, warm, plan, costs = 0.0, 0.0, None, {}
         for step in range(20, 101, 20):
-            began = time.process_time()
+            began = time.thread_time()
             costs[step] = assignment(places[0], places[step]).cost
-            cold += 20 * (time.process_time() - began)
+            cold += 20 * (time.thread_time() - began)
         for step in range(1, 101):
-            began = time.process_time()
+            began = time.thread_time()
             plan = assignment(places[0], places[step], start=plan)
-            warm += time.process_time() - began
+            warm += time.thread_time() - began
             if step in costs:
                 assert plan.cost == pytest.approx(costs[step], abs=1e-9)
         ratios.append(warm / cold)

@@ -67,7 +67,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         dropout: share of the hidden units that training drops.
         members: maps whose mean is taken; each leaves out its own part of the rows, which it is measured on.
         epochs: passes over the data, at most.
-        batch_size: rows in a batch; `"auto"` is a tenth of all, from 16 to 256.
+        batch_size: rows in a batch; `"auto"` is a tenth of all, from 16 to 64; of more than 4,096 rows a 64th, up to 256.
         lr: learning rate at its highest; it falls to 0 as a cosine.
         weight_decay: weight decay of AdamW.
         validation_fraction: share of the rows to hold out where there is one member; with 0 or none all members learn from all rows, for all epochs. The
@@ -185,7 +185,8 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     def _hyperparameters(self, count: int, seed: int) -> Hyperparameters:
         how = super()._hyperparameters(count, seed)
-        return replace(how, batch_size=min(max(16, count // 10), 256)) if self.batch_size == "auto" else how
+        size = min(max(16, min(count // 10, 64), count // 64), 256)
+        return replace(how, batch_size=size) if self.batch_size == "auto" else how
 
     @property
     def _sizes(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from heedful.transport._clouds import Array
 
 # Pairs that are looked at first, and most that are added at once, for each point.
-PAIRS = 6
+PAIRS = 12
 # Rows of which the cost that this share of pairs lies below is read off.
 SAMPLE = 16
 # Potentials may miss the constraints by this share of the mean cost, which bounds the relative error of the plan's cost.
@@ -36,6 +36,7 @@ def improved(ot: Any, reduced: Array, index: Index, unit: float) -> tuple[Index,
     place = min(PAIRS * len(sample) // count, len(sample) - 1)
     chosen = reduced <= np.partition(sample, place)[place]
     chosen[rows, index] = True
+    chosen = chosen.ravel()
     pairs = np.flatnonzero(chosen)
     while True:
         index, du, dv = _sparse(ot, pairs, flat[pairs], count, unit)
@@ -48,10 +49,11 @@ def improved(ot: Any, reduced: Array, index: Index, unit: float) -> tuple[Index,
             broken = broken[flat[broken] <= worst]
             broken = np.concatenate((broken, rows * count + reduced.argmin(1), reduced.argmin(0) * count + columns))
         # A pair that was solved for and misses by more than the slack is rounding.
-        added = np.setdiff1d(broken, pairs) if len(broken) else broken
-        if len(added) == 0:
+        broken = broken[~chosen[broken]]
+        if len(broken) == 0:
             return index, u, v
-        pairs = np.concatenate((pairs, added))
+        chosen[broken] = True
+        pairs = np.flatnonzero(chosen)
 
 
 def _sparse(ot: Any, pairs: Index, costs: Array, count: int, unit: float) -> tuple[Index, Array, Array]:
