@@ -105,6 +105,35 @@ def test_nearest_rows_are_a_table_of_their_own(flowers):
     np.testing.assert_allclose(flowers.predict_proba(asked, context_size=75), flowers.predict_proba(asked), atol=1e-6)
 
 
+@pytest.mark.parametrize("nothing", [np.nan, None, pd.NA])
+def test_missing_targets_are_counted(nothing):
+    frame, y = people(30)
+    target = [nothing, nothing, *y[2:]]
+    for target in (target, pd.Series(target, dtype=object)):
+        with pytest.raises(InvalidArgument, match="2 of 30 targets missing"):
+            DatapointClassifier(**QUICK).fit(frame, target)
+
+
+def test_nearest_rows_are_found_among_all(flowers, monkeypatch):
+    """Also where answers by default look at some rows alone, and where distances are taken in parts."""
+    X = load_iris().data[1::2]
+    wanted = flowers.predict_proba(X, context_size=9)
+    monkeypatch.setattr("heedful.tables._looking.STORED", 20)
+    monkeypatch.setattr("heedful.tables._looking.DISTANCES", 7 * 75)
+    np.testing.assert_allclose(flowers.predict_proba(X, context_size=9), wanted, atol=1e-6)
+
+
+def test_of_many_rows_some_are_measured(monkeypatch):
+    """The same ones in each epoch, and with weights; few rows are all measured."""
+    X, y = load_iris(return_X_y=True)
+    whole = DatapointClassifier(**QUICK).fit(X, y, sample_weight=np.arange(1, 151)).training_
+    monkeypatch.setattr("heedful.tables._training.MEASURED", 10)
+    models = [DatapointClassifier(**QUICK).fit(X, y, sample_weight=np.arange(1, 151)) for _ in range(2)]
+    losses = [[epoch.held_out["loss"] for epoch in model.training_.epochs] for model in models]
+    assert losses[0] == losses[1]
+    assert losses[0] != [epoch.held_out["loss"] for epoch in whole.epochs]
+
+
 def test_frames_of_people(fitted, tmp_path):
     X, y = people(seed=1)
     assert fitted.columns_.kinds == ("number", "category", "date", "number", "category")

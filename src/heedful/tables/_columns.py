@@ -111,6 +111,8 @@ def read_columns(
     estimator: Any, X: Any, y: Any = None, *, fitting: bool, categorical: str | Sequence[Any] = "auto"
 ) -> tuple[np.ndarray, Any]:
     """Cells of X and, in `fit`, y checked as scikit-learn does; sets `columns_`, `n_features_in_` and `feature_names_in_` there."""
+    if fitting:
+        _check_known(y)
     if not is_frame(X) and not _is_mixed(X):
         if fitting:
             cells, y = validated(estimator, X, y)
@@ -142,6 +144,13 @@ def read_columns(
     if infinite.any():
         raise InvalidArgument(f"column {columns.names[infinite.argmax()]!r} holds infinity; leave it empty, or cut it")
     return cells, y
+
+
+def _check_known(y: Any) -> None:
+    """Refuses targets with missing ones among them, in the words that scikit-learn looks for."""
+    missing = 0 if y is None else int(np.sum(_pandas().isna(y)))
+    if missing:
+        raise InvalidArgument(f"Input y contains NaN: {missing} of {len(y)} targets missing; leave these rows out")
 
 
 def without_target(X: Any, y: Any, target: str | None, *, fitting: bool) -> tuple[Any, Any]:

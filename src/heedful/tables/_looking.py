@@ -15,6 +15,7 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges.estimator import device_of, dtype_of, placed, seed_of
 from heedful.bridges.frames import is_frame
 from heedful.bridges.samples import Samples, check_is_fitted
+from heedful.tables._columns import without_target
 from heedful.tables._training import Learning
 from heedful.tables.network import Answers, Members, Rows, TableNetwork
 from heedful.tables.results import Corruption, Deletion, RowExplanation
@@ -24,6 +25,9 @@ STORED = 10_000
 
 ASKED = 1024
 """Rows that are answered at once."""
+
+DISTANCES = 2**24
+"""Distances to stored rows that are looked at together."""
 
 # Keys and values of stored rows, by network: an estimator must look the same before and after an answer.
 _MEMORIES: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
@@ -46,7 +50,7 @@ class Looking(Learning):
         A level never seen counts as missing, and is replaced too.
         """
         check_is_fitted(self, "network_")
-        X, _ = self._target_of(X, None, False)
+        X, _ = without_target(X, None, self.target, fitting=False)
         cells = self._read(X).inputs[0]
         missing = np.isnan(cells)
         filled = cells.copy()
@@ -249,23 +253,23 @@ class Looking(Learning):
         codes = codes.to(dtype) if codes.is_floating_point() else codes
         return Rows(*(part.to(device) for part in (values.to(dtype), missing, codes, hidden)))
 
-    def _stored_places(self, context: Any) -> np.ndarray:
-        """Which rows of a context answers look at: all, or so many drawn by the seed of `fit`."""
+    def _stored_places(self, context: Any, nearest: bool = False) -> np.ndarray:
+        """Which rows of a context answers look at: all, or so many drawn by the seed of `fit`; the nearest ones are among all."""
         count = len(self.context_cells_) if isinstance(context, str) else len(context[0])
-        if count <= STORED:
+        if nearest or count <= STORED:
             return np.arange(count)
         return np.sort(np.random.default_rng(self.seed_).permutation(count)[:STORED])
 
-    def _context(self, context: Any) -> Rows:
-        return self._rows(*self._given(context))
+    def _context(self, context: Any, nearest: bool = False) -> Rows:
+        return self._rows(*self._given(context, nearest))
 
-    def _given(self, context: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _given(self, context: Any, nearest: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Cells and targets, as they were given, of the rows that answers look at."""
         if isinstance(context, str):
             check_choice(("train", "batch"), context=context)
             cells, target = self.context_cells_, self.context_target_
         elif isinstance(context, tuple) and len(context) == 2:
-            cells = self._read(self._target_of(context[0], None, False)[0]).inputs[0]
+            cells = self._read(context[0]).inputs[0]
             target = self._as_target(np.asarray(context[1]))
             if len(cells) != len(target):
                 raise InvalidArgument(f"context has {len(cells)} rows and {len(target)} targets; give one for each")
@@ -273,7 +277,7 @@ class Looking(Learning):
             raise InvalidArgument(
                 f"context must be 'train', 'batch' or rows with their targets (X, y); got {context!r:.80}"
             )
-        places = self._stored_places(context)
+        places = self._stored_places(context, nearest)
         return cells[places], target[places]
 
     def _members(self) -> Members:
@@ -296,11 +300,13 @@ class Looking(Learning):
         """What each member says of the rows."""
         size = self.context_size if context_size is None else context_size
         check_whole(optional=True, context_size=size)
-        stored = self._context(context)
         if isinstance(context, str) and context == "batch":
-            return self._together(asked, stored)
-        if size is not None and size < stored.values.shape[1]:
-            return self._nearby(asked, stored, size)
+            return self._together(asked, self._context(context))
+        if size is not None:
+            stored = self._context(context, nearest=True)
+            if size < stored.values.shape[1]:
+                return self._nearby(asked, stored, size)
+        stored = self._context(context)
         with torch.no_grad():
             return [
                 _joined([member(part, memory=memory) for part in _split(asked)])
@@ -316,7 +322,8 @@ class Looking(Learning):
 
     def _nearby(self, asked: Rows, stored: Rows, size: int) -> list[Answers]:
         """Each row with a table of its own: the stored rows nearest to it."""
-        nearest = torch.cat([self._distances(part, stored).topk(size, largest=False).indices for part in _split(asked)])
+        parts = _split(asked, max(1, DISTANCES // stored.values.shape[1]))
+        nearest = torch.cat([self._distances(part, stored).topk(size, largest=False).indices for part in parts])
         answers = []
         with torch.no_grad():
             for member in self._members():
@@ -401,8 +408,8 @@ class Looking(Learning):
         raise NotImplementedError
 
 
-def _split(rows: Rows) -> list[Rows]:
-    return [Rows(*parts) for parts in zip(*(part.split(ASKED, dim=1) for part in rows), strict=True)]
+def _split(rows: Rows, most: int = ASKED) -> list[Rows]:
+    return [Rows(*parts) for parts in zip(*(part.split(min(most, ASKED), dim=1) for part in rows), strict=True)]
 
 
 def _joined(parts: Sequence[Answers]) -> Answers:

@@ -15,7 +15,7 @@ from heedful._errors import InvalidArgument
 from heedful.bridges.estimator import Estimator
 from heedful.bridges.record import Hyperparameters
 from heedful.bridges.samples import Samples
-from heedful.tables._columns import Columns, read_columns
+from heedful.tables._columns import Columns, read_columns, without_target
 from heedful.tables._folds import drawn_folds
 from heedful.tables._masking import Masking, Tradeoff, feature_loss, target_losses, tradeoff_at
 from heedful.tables._presets import PRESETS
@@ -26,6 +26,9 @@ STEPS = 10
 
 ROWS = 1024
 """Rows of a step by default, at most."""
+
+MEASURED = 2048
+"""Held-out rows, and rows that they see, in what is measured after an epoch, at most."""
 
 _NETWORK = (
     "layers", "embed_dim", "num_heads", "row_encoder", "row_tokens", "between_columns", "numbers", "linear", "votes", "residual", "norm_kv", "scale",
@@ -99,7 +102,7 @@ class Learning(Estimator):
     def _read(
         self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
     ) -> Samples:
-        X, y = self._target_of(X, y, fitting)
+        X, y = without_target(X, y, self.target, fitting=fitting)
         cells, y = read_columns(self, X, y, fitting=fitting, categorical=self.categorical)
         if fitting and len(cells) < 2:
             raise InvalidArgument("X has one sample; a table to look at needs two rows or more")
@@ -107,18 +110,6 @@ class Learning(Estimator):
             name = self.columns_.names[int(np.isnan(cells).all(0).argmax())]
             raise InvalidArgument(f"column {name!r} of X holds no value at all; leave it out")
         return Samples((cells,), y, sample_weight, groups)
-
-    def _target_of(self, X: Any, y: Any, fitting: bool) -> tuple[Any, Any]:
-        """A frame without its target column, and that column where y was not given."""
-        name = self.target
-        if name is None or not hasattr(X, "columns"):
-            return X, y
-        if name not in X.columns:
-            if fitting and y is None:
-                known = ", ".join(map(str, X.columns[:8]))
-                raise InvalidArgument(f"target={name!r} is no column of X; there are {known}")
-            return X, y
-        return X.drop(columns=name), (X[name] if fitting and y is None else y)
 
     def _split(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
         everything = np.arange(len(samples))
@@ -261,17 +252,21 @@ class Learning(Estimator):
 
     def _measured(self, network: nn.Module, number: int) -> dict[str, Tensor]:
         stored = self._on(next(network.parameters()).device)
-        answers, target = self._held_answers(network, number)
-        weights = None if stored.weights is None else stored.weights[stored.folds == number]
+        held, seen = (_some(places, MEASURED) for places in (stored.folds == number, stored.folds != number))
+        answers, target = self._held_answers(network, number, held, seen)
+        weights = None if stored.weights is None else stored.weights[held]
         losses = target_losses(answers[None], target[None])[0]
         return {"loss": losses if weights is None else weights * losses, **self._judged(answers, target)}
 
-    def _held_answers(self, network: nn.Module, number: int) -> tuple[Tensor, Tensor]:
-        """What a member says of the rows held out from it, seeing the others; and their targets."""
+    def _held_answers(
+        self, network: nn.Module, number: int, held: Tensor | None = None, seen: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What a member says of rows held out from it, seeing others, by default all; and their targets."""
         assert isinstance(network, Members)
         stored = self._on(next(network.parameters()).device)
         member = list(network)[number]
-        held, seen = stored.folds == number, stored.folds != number
+        held = stored.folds == number if held is None else held
+        seen = stored.folds != number if seen is None else seen
         blind = self._setting("p_target") >= 1
         context = stored.rows.take(seen)
         asked = stored.rows.take(held)
@@ -317,6 +312,15 @@ class Learning(Estimator):
         return replace(
             samples, inputs=(cells,), target=np.concatenate((samples.target, filler)), weights=weights, groups=groups
         )
+
+
+def _some(chosen: Tensor, most: int) -> Tensor:
+    """The places where `chosen` holds, or `most` of them, the same in every call."""
+    places = torch.nonzero(chosen)[:, 0]
+    if len(places) <= most:
+        return places
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(len(places)))
+    return places[order[:most].to(places.device)]
 
 
 def by_others(cells: np.ndarray, ridge: float = 0.1) -> np.ndarray:

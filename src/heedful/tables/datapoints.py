@@ -41,7 +41,7 @@ ARGS = """
         tradeoff_schedule: how it falls to 0: `"cosine"`, `"linear"`, or `"constant"` (it does not).
         members: networks whose answers are averaged; each leaves out its own part of the rows, on which it is measured.
         mode: `"inductive"` (an answer looks at stored rows alone, so that it does not depend on what else is asked), or `"transductive"` (as published: rows that are asked are part of the table).
-        context_size: how many stored rows an answer looks at, the nearest ones; none is all, at most 10,000 drawn ones.
+        context_size: how many stored rows an answer looks at, the nearest of all; none is all, at most 10,000 drawn ones.
         optimizer: a class of `torch.optim` by its name, `"Lamb"` or `"LookaheadLamb"`.
         lr: learning rate at its highest.
         schedule: how the learning rate falls: `"cosine"`, `"flat-cosine"` or `"flat"`.
