@@ -1,4 +1,4 @@
-"""Somebody's modules while we run them: eval mode and back, calls caught by hooks, full precision, nothing left changed."""
+"""Somebody's modules while we run them: eval mode and back, calls caught by hooks, devices, full precision, nothing left changed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from heedful._errors import InvalidArgument
 
 # What a hook is told: the module, and what it was called with.
 Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
@@ -69,6 +71,26 @@ def after_calls(modules: Iterable[nn.Module], hook: Left) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def device_of(device: str | torch.device) -> torch.device:
+    """The device that a parameter `device` names: `"auto"` is CUDA where there is one, else the CPU.
+
+    >>> device_of("cpu")
+    device(type='cpu')
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgument(f"device must be 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'; got {device!r}") from None
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (place.index or 0) >= counts.get(place.type, 0):
+        raise InvalidArgument(
+            f"there is no device {str(place)!r} here; heedful doctor tells what there is, 'auto' chooses"
+        )
+    return place
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

@@ -19,6 +19,7 @@ from heedful._checks import check_choice, check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument, MissingExtra
 from heedful._files import located
 from heedful._progress import bar
+from heedful._runtime import device_of
 from heedful._savable import Savable, decode, encode, entry_of
 from heedful.bridges.record import Hyperparameters, Training
 from heedful.bridges.samples import Samples, hold_out, validated
@@ -292,26 +293,6 @@ def placed(network: nn.Module, device: torch.device, dtype: torch.dtype = torch.
     if fits and not any(module.training for module in network.modules()):
         return network
     return copy.deepcopy(network).eval().to(device, dtype)
-
-
-def device_of(device: str | torch.device) -> torch.device:
-    """The device that a parameter `device` names: `"auto"` is CUDA where there is one, else the CPU.
-
-    >>> device_of("cpu")
-    device(type='cpu')
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise InvalidArgument(f"device must be 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'; got {device!r}") from None
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if (place.index or 0) >= counts.get(place.type, 0):
-        raise InvalidArgument(
-            f"there is no device {str(place)!r} here; heedful doctor tells what there is, 'auto' chooses"
-        )
-    return place
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
