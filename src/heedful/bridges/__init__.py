@@ -2,6 +2,6 @@
 
 from heedful._lazy import lazy
 
-__all__ = ["answers", "configs", "estimator", "reading", "rotation", "training", "transformers", "watch"]
+__all__ = ["answers", "configs", "estimator", "reading", "rotation", "sentences", "training", "transformers", "watch"]
 
 __getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, ""))
