@@ -1,0 +1,67 @@
+"""Ranking: exact search, result lists re-scored by their context, and how good an order is."""
+
+from typing import TYPE_CHECKING
+
+from heedful._lazy import lazy
+
+# Name -> the file it lives in; nothing is imported before it is used.
+_HOMES = {
+    "Ranking": "result",
+    "nearest": "search",
+    **dict.fromkeys(
+        ("alpha_query_expansion", "average_query_expansion", "cosine", "database_augmentation"), "expansion"
+    ),
+    **dict.fromkeys(
+        (
+            "Revisited",
+            "average_precision",
+            "mean_average_precision",
+            "ndcg",
+            "precision_at",
+            "recall_at",
+            "relevance_by_label",
+            "revisited",
+        ),
+        "metrics",
+    ),
+}
+
+__all__ = [
+    "Ranking",
+    "Revisited",
+    "alpha_query_expansion",
+    "average_precision",
+    "average_query_expansion",
+    "cosine",
+    "database_augmentation",
+    "mean_average_precision",
+    "ndcg",
+    "nearest",
+    "precision_at",
+    "recall_at",
+    "relevance_by_label",
+    "revisited",
+]
+
+
+__getattr__, __dir__ = lazy(__name__, _HOMES)
+
+if TYPE_CHECKING:
+    from heedful.ranking.expansion import (
+        alpha_query_expansion,
+        average_query_expansion,
+        cosine,
+        database_augmentation,
+    )
+    from heedful.ranking.metrics import (
+        Revisited,
+        average_precision,
+        mean_average_precision,
+        ndcg,
+        precision_at,
+        recall_at,
+        relevance_by_label,
+        revisited,
+    )
+    from heedful.ranking.result import Ranking
+    from heedful.ranking.search import nearest

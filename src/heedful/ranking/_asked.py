@@ -1,0 +1,161 @@
+"""What every method of re-ranking is asked: queries, a database, which items to order, and how many to return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful._checks import check_whole, shown
+from heedful._errors import InvalidArgument
+from heedful.bridges.estimator import device_of
+from heedful.ranking.result import Ranking
+from heedful.ranking.search import CELLS, blocks, hide, normalized, pair, stable_top, top, vectors
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Checked tensors on one device.
+
+    Attributes:
+        queries, database: `(nq, d)` and `(n, d)`; the same rows where the database asks itself.
+        among: whether every row of the database asks the others.
+        limit: how many items to return of each list; None for all.
+        candidates: `(nq, m)`, places to order, rising, -1 last; None orders the whole database.
+    """
+
+    queries: Tensor
+    database: Tensor
+    among: bool
+    limit: int | None
+    candidates: Tensor | None
+
+    @property
+    def own(self) -> Tensor | None:
+        """The place of each query in the database, where it has one."""
+        return torch.arange(len(self.database), device=self.database.device) if self.among else None
+
+    @property
+    def most(self) -> int:
+        """How many items a query may have in its list."""
+        return len(self.database) - int(self.among)
+
+    @property
+    def length(self) -> int:
+        """How many are returned of each list."""
+        there = self.most if self.candidates is None else self.candidates.shape[1]
+        return there if self.limit is None else min(self.limit, there)
+
+    def neighbours(
+        self, k: int, queries: Tensor | None = None, database: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Scores and places of the k nearest, itself never among them; of these rows or of others in their stead."""
+        asked = self.queries if queries is None else queries
+        stored = self.database if database is None else database
+        return top(asked, stored, min(k, self.most), self.own)[:2]
+
+    def listed(self) -> tuple[Tensor, Tensor]:
+        """The first list, by cosine: all candidates, or the whole database."""
+        if self.candidates is None:
+            return self.neighbours(self.most)
+        return self._chosen(
+            slice(0, len(self.queries)), self._pairs(self.queries, self.database), len(self.candidates[0])
+        )
+
+    def by_vectors(self, queries: Tensor, database: Tensor) -> Ranking:
+        """The order by the products of these rows, which stand for the queries and the database."""
+        if self.candidates is None:
+            return ranking(*self.neighbours(self.length, queries, database))
+        return ranking(*self._chosen(slice(0, len(queries)), self._pairs(queries, database), self.length))
+
+    def by_rows(self, rows: Callable[[Tensor], Tensor], size: int | None = None) -> Ranking:
+        """The order by `rows(numbers)`, which gives the scores `(b, n)` of b queries, by their numbers, with the whole database."""
+        return ranking(*self.top_rows(rows, self.length, size))
+
+    def top_rows(self, rows: Callable[[Tensor], Tensor], k: int, size: int | None = None) -> tuple[Tensor, Tensor]:
+        """As `by_rows`, the k best as tensors."""
+        found = []
+        for part in blocks(len(self.queries), size or max(1, CELLS // len(self.database))):
+            numbers = torch.arange(part.start, part.stop, device=self.database.device)
+            scores = rows(numbers)
+            if self.candidates is not None:
+                found.append(self._chosen(part, scores.gather(1, self.candidates[part].clamp(min=0)), k))
+                continue
+            if self.among:
+                hide(scores, numbers)
+            values, places = stable_top(scores, k)
+            found.append((values, places.masked_fill(values == -torch.inf, -1)))
+        scores, places = (torch.cat(each) for each in zip(*found, strict=True))
+        return scores, places
+
+    def _pairs(self, queries: Tensor, database: Tensor) -> Tensor:
+        """Products of each query with its candidates, `(nq, m)`."""
+        assert self.candidates is not None
+        size = max(1, CELLS // (self.candidates.shape[1] * database.shape[1]))
+        parts = [
+            torch.einsum("bmd,bd->bm", database[self.candidates[part].clamp(min=0)], queries[part])
+            for part in blocks(len(queries), size)
+        ]
+        return torch.cat(parts)
+
+    def _chosen(self, part: slice, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k best of the candidates, by their scores `(b, m)`."""
+        assert self.candidates is not None
+        places = self.candidates[part]
+        values, by = stable_top(scores.masked_fill(places < 0, -torch.inf), k)
+        return values, places.gather(1, by)
+
+
+def ask(
+    queries: Any,
+    database: Any,
+    top: int | None = None,
+    candidates: Any = None,
+    normalize: bool = True,
+    device: str | torch.device = "auto",
+) -> Asked:
+    """The question that all methods are given, checked; without queries every row of the database asks the others."""
+    check_whole(optional=True, top=top)
+    place = device_of(device)
+    among = queries is None
+    if among:
+        stored = asked = vectors(database, "database").to(place)
+    else:
+        asked, stored = (part.to(place) for part in pair(queries, database))
+    if normalize:
+        stored = normalized(stored)
+        asked = stored if among else normalized(asked)
+    chosen = None if candidates is None else _candidates(candidates, len(asked), len(stored), among).to(place)
+    return Asked(asked, stored, among, top, chosen)
+
+
+def _candidates(candidates: Any, count: int, stored: int, among: bool) -> Tensor:
+    given = candidates.detach().cpu().numpy() if isinstance(candidates, Tensor) else np.asarray(candidates)
+    if given.ndim != 2 or len(given) != count or given.shape[1] == 0 or not np.issubdtype(given.dtype, np.integer):
+        raise InvalidArgument(
+            f"candidates must be whole numbers of shape ({count} queries, m), as the places that faiss returns; got {given.dtype} of shape "
+            f"{given.shape}"
+        )
+    if given.min() < -1 or given.max() >= stored:
+        raise InvalidArgument(
+            f"candidates must be places from 0 to {stored - 1}, or -1 for none; got {given.min()} to {given.max()}"
+        )
+    places = given.astype(np.int64)
+    if among:
+        places = np.where(places == np.arange(count)[:, None], -1, places)
+    # Missing ones last; rising places, so that a stable order puts the lower one first.
+    places = np.sort(np.where(places < 0, stored, places), axis=1)
+    twice = (places[:, 1:] == places[:, :-1]) & (places[:, 1:] < stored)
+    if twice.any():
+        row, at = np.argwhere(twice)[0]
+        raise InvalidArgument(f"candidates of a query must differ; query {row} has {shown(int(places[row, at]))} twice")
+    return torch.from_numpy(np.where(places == stored, -1, places))
+
+
+def ranking(scores: Tensor, places: Tensor) -> Ranking:
+    """Tensors as the result that people get."""
+    return Ranking(places.cpu().numpy(), scores.cpu().numpy())
