@@ -11,6 +11,10 @@ _HOMES = {
     **dict.fromkeys(
         ("alpha_query_expansion", "average_query_expansion", "cosine", "database_augmentation"), "expansion"
     ),
+    "k_reciprocal": "reciprocal",
+    "diffusion": "diffusing",
+    **dict.fromkeys(("affinity", "super_global"), "listwise"),
+    **dict.fromkeys(("METHODS", "rerank"), "methods"),
     **dict.fromkeys(
         (
             "Revisited",
@@ -27,32 +31,41 @@ _HOMES = {
 }
 
 __all__ = [
+    "METHODS",
     "Ranking",
     "Revisited",
+    "affinity",
     "alpha_query_expansion",
     "average_precision",
     "average_query_expansion",
     "cosine",
     "database_augmentation",
+    "diffusion",
+    "k_reciprocal",
     "mean_average_precision",
     "ndcg",
     "nearest",
     "precision_at",
     "recall_at",
     "relevance_by_label",
+    "rerank",
     "revisited",
+    "super_global",
 ]
 
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
+    from heedful.ranking.diffusing import diffusion
     from heedful.ranking.expansion import (
         alpha_query_expansion,
         average_query_expansion,
         cosine,
         database_augmentation,
     )
+    from heedful.ranking.listwise import affinity, super_global
+    from heedful.ranking.methods import METHODS, rerank
     from heedful.ranking.metrics import (
         Revisited,
         average_precision,
@@ -63,5 +76,6 @@ if TYPE_CHECKING:
         relevance_by_label,
         revisited,
     )
+    from heedful.ranking.reciprocal import k_reciprocal
     from heedful.ranking.result import Ranking
     from heedful.ranking.search import nearest

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from heedful._checks import check_whole, shown
 from heedful._errors import InvalidArgument
-from heedful.bridges.estimator import device_of
+from heedful._runtime import device_of
 from heedful.ranking.result import Ranking
 from heedful.ranking.search import CELLS, blocks, hide, normalized, pair, stable_top, top, vectors
+
+Rows = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,37 +60,48 @@ class Asked:
         stored = self.database if database is None else database
         return top(asked, stored, min(k, self.most), self.own)[:2]
 
-    def listed(self) -> tuple[Tensor, Tensor]:
-        """The first list, by cosine: all candidates, or the whole database."""
+    def listed(self, k: int | None = None) -> tuple[Tensor, Tensor]:
+        """The first k of the first list, by cosine, of the candidates or the whole database; all by default."""
         if self.candidates is None:
-            return self.neighbours(self.most)
-        return self._chosen(
-            slice(0, len(self.queries)), self._pairs(self.queries, self.database), len(self.candidates[0])
-        )
+            return self.neighbours(self.most if k is None else k)
+        length = self.candidates.shape[1] if k is None else min(k, self.candidates.shape[1])
+        return self._chosen(self._pairs(self.queries, self.database), length)
 
     def by_vectors(self, queries: Tensor, database: Tensor) -> Ranking:
         """The order by the products of these rows, which stand for the queries and the database."""
         if self.candidates is None:
             return ranking(*self.neighbours(self.length, queries, database))
-        return ranking(*self._chosen(slice(0, len(queries)), self._pairs(queries, database), self.length))
+        return ranking(*self._chosen(self._pairs(queries, database), self.length))
 
-    def by_rows(self, rows: Callable[[Tensor], Tensor], size: int | None = None) -> Ranking:
-        """The order by `rows(numbers)`, which gives the scores `(b, n)` of b queries, by their numbers, with the whole database."""
+    def by_rows(self, rows: Rows, size: int | None = None) -> Ranking:
+        """The order by `rows(numbers, cosines)`: scores `(b, n)` of queries, by their numbers, with the whole database, whose cosines are given.
+
+        Items of equal score are in the order of their cosines.
+        """
         return ranking(*self.top_rows(rows, self.length, size))
 
-    def top_rows(self, rows: Callable[[Tensor], Tensor], k: int, size: int | None = None) -> tuple[Tensor, Tensor]:
+    def top_rows(self, rows: Rows, k: int, size: int | None = None) -> tuple[Tensor, Tensor]:
         """As `by_rows`, the k best as tensors."""
         found = []
         for part in blocks(len(self.queries), size or max(1, CELLS // len(self.database))):
             numbers = torch.arange(part.start, part.stop, device=self.database.device)
-            scores = rows(numbers)
-            if self.candidates is not None:
-                found.append(self._chosen(part, scores.gather(1, self.candidates[part].clamp(min=0)), k))
-                continue
+            cosines = self.queries[part] @ self.database.T
+            scores = rows(numbers, cosines)
             if self.among:
                 hide(scores, numbers)
-            values, places = stable_top(scores, k)
-            found.append((values, places.masked_fill(values == -torch.inf, -1)))
+                hide(cosines, numbers)
+            places = None
+            if self.candidates is not None:
+                places = self.candidates[part]
+                missing = places < 0
+                scores, cosines = (
+                    each.gather(1, places.clamp(min=0)).masked_fill(missing, -torch.inf) for each in (scores, cosines)
+                )
+            first = cosines.argsort(dim=1, descending=True, stable=True)
+            values, by = stable_top(scores.gather(1, first), min(k, scores.shape[1]))
+            by = first.gather(1, by)
+            by = by if places is None else places.gather(1, by)
+            found.append((values, by.masked_fill(values == -torch.inf, -1)))
         scores, places = (torch.cat(each) for each in zip(*found, strict=True))
         return scores, places
 
@@ -102,12 +115,11 @@ class Asked:
         ]
         return torch.cat(parts)
 
-    def _chosen(self, part: slice, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k best of the candidates, by their scores `(b, m)`."""
+    def _chosen(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k best of the candidates, by their scores `(nq, m)`."""
         assert self.candidates is not None
-        places = self.candidates[part]
-        values, by = stable_top(scores.masked_fill(places < 0, -torch.inf), k)
-        return values, places.gather(1, by)
+        values, by = stable_top(scores.masked_fill(self.candidates < 0, -torch.inf), k)
+        return values, self.candidates.gather(1, by)
 
 
 def ask(
