@@ -97,9 +97,7 @@ class Asked:
                 scores, cosines = (
                     each.gather(1, places.clamp(min=0)).masked_fill(missing, -torch.inf) for each in (scores, cosines)
                 )
-            first = cosines.argsort(dim=1, descending=True, stable=True)
-            values, by = stable_top(scores.gather(1, first), min(k, scores.shape[1]))
-            by = first.gather(1, by)
+            values, by = stable_top(scores, min(k, scores.shape[1]), cosines)
             by = by if places is None else places.gather(1, by)
             found.append((values, by.masked_fill(values == -torch.inf, -1)))
         scores, places = (torch.cat(each) for each in zip(*found, strict=True))

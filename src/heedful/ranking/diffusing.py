@@ -15,8 +15,9 @@ from heedful.ranking.reciprocal import reciprocal
 from heedful.ranking.result import Ranking
 from heedful.ranking.search import CELLS, top
 
-# Rows up to which the system is factorised once; beyond, every query is solved by conjugate gradients.
+# Rows up to which the system may be inverted, and the least share of them that must be asked for; else conjugate gradients are cheaper.
 DENSE = 5000
+SHARE = 1 / 20
 # Conjugate gradients: the relative residual that is enough, and the most steps.
 TOLERANCE = 1e-8
 STEPS = 1000
@@ -42,8 +43,8 @@ def diffusion(
     $W_{ij} = \max(x_i \cdot x_j, 0)^\gamma$ where i and j are among each other's k nearest, else 0; $y_j = \max(q \cdot x_j, 0)^\gamma$ on the nearest rows
     of the query, `k_query` of them. A query that is a row of the database (`queries=None`) starts at its own node, $y = e_q$. The score of row j is $f_j$.
 
-    Up to 5,000 rows the system is factorised once (Cholesky), beyond that solved by conjugate gradients, many queries together, to a relative
-    residual of 1e-8; both in float64. Rows that nothing reaches have the score 0, in the order of their cosines.
+    Solved in float64 by conjugate gradients, many queries together, to a relative residual of 1e-8; with up to 5,000 rows and many queries by the
+    inverse (Cholesky). Rows that nothing reaches have the score 0, in the order of their cosines.
 
     Args:
         queries, database, top, candidates, normalize, device: as those of `cosine`; the graph is that of the whole database, also where
@@ -64,53 +65,58 @@ def diffusion(
 
 
 class Diffusion:
-    """The system of `diffusion`, ready to be solved for queries by their numbers."""
+    """The system of `diffusion`, ready to be solved for queries by their numbers; `many` says that most rows will be asked for."""
 
-    def __init__(self, asked: Asked, k: int = 50, k_query: int = 10, gamma: float = 3.0, alpha: float = 0.99) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        k: int = 50,
+        k_query: int = 10,
+        gamma: float = 3.0,
+        alpha: float = 0.99,
+        many: bool = False,
+    ) -> None:
         check_number(least=0, gamma=gamma)
         check_number(high=1, least=0, alpha=alpha)
         self.alpha, self.count = alpha, len(asked.database)
         self.dtype = torch.float32 if asked.database.device.type == "mps" else torch.float64
         self.block = max(1, CELLS // (4 * self.count))
-        self.starts = None if asked.among else _start(asked, k_query, gamma, self.dtype)
+        self._starts = None if asked.among else _start(asked, k_query, gamma, self.dtype)
         edges, weights = _graph(asked.database, k, gamma, self.dtype)
-        if self.count <= DENSE:
+        self._inverse: Tensor | None = None
+        if self.count <= DENSE and (many or len(asked.queries) >= SHARE * self.count):
             system = torch.eye(self.count, dtype=self.dtype, device=weights.device)
-            system.index_put_((edges[0], edges[1]), -alpha * weights, accumulate=True)
-            self._factor: Tensor | None = torch.linalg.cholesky(system)
+            system[edges[0], edges[1]] = -alpha * weights
+            self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(system))
         else:
-            self._factor = None
             shape = (self.count, self.count)
-            self._links = torch.sparse_coo_tensor(edges, weights, shape, is_coalesced=True).to_sparse_csr()
+            self._links = torch.sparse_coo_tensor(edges, weights, shape, is_coalesced=True, check_invariants=False)
 
     def rows(self, numbers: Tensor) -> Tensor:
         """f of queries by their numbers, `(b, n)`."""
-        if self.starts is None:
+        if self._starts is None:
             return self.of_rows(numbers)
-        return self.solved(self._dense(numbers))
+        weights, places = (part[numbers] for part in self._starts)
+        if self._inverse is not None:
+            return torch.stack([w @ self._inverse[at] for w, at in zip(weights, places, strict=True)])
+        right = torch.zeros(len(numbers), self.count, dtype=self.dtype, device=weights.device)
+        return self._solved(right.scatter_(1, places, weights))
 
     def of_rows(self, places: Tensor) -> Tensor:
         """f of rows of the database by their places, `(b, n)`: rows of the inverse."""
+        if self._inverse is not None:
+            return self._inverse[places]
         right = torch.zeros(len(places), self.count, dtype=self.dtype, device=places.device)
-        return self.solved(right.scatter_(1, places[:, None], 1))
+        return self._solved(right.scatter_(1, places[:, None], 1))
 
     def received(self, spread: Tensor) -> Tensor:
-        """What each query's starting weight has of rows f `(b, n)`: `(b, queries)`."""
-        assert self.starts is not None
-        weights, places = self.starts
+        """What arrives of f `(b, n)` at the rows where each query starts, by its weights there, `(b, queries)`."""
+        assert self._starts is not None
+        weights, places = self._starts
         return torch.stack([(row[places] * weights).sum(1) for row in spread])
 
-    def solved(self, right: Tensor) -> Tensor:
-        """Solutions for right-hand sides `(b, n)`."""
-        if self._factor is not None:
-            return torch.cholesky_solve(right.T, self._factor).T
-        return _conjugate(lambda f: f - self.alpha * (self._links @ f), right.T.contiguous()).T
-
-    def _dense(self, numbers: Tensor) -> Tensor:
-        assert self.starts is not None
-        weights, places = (part[numbers] for part in self.starts)
-        right = torch.zeros(len(numbers), self.count, dtype=self.dtype, device=weights.device)
-        return right.scatter_(1, places, weights)
+    def _solved(self, right: Tensor) -> Tensor:
+        return _conjugate(lambda f: f - self.alpha * torch.sparse.mm(self._links, f), right.T.contiguous()).T
 
 
 def _start(asked: Asked, k: int, gamma: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,9 @@ from heedful.ranking._asked import ask
 from heedful.ranking.result import Ranking
 from heedful.ranking.search import CELLS, blocks, top
 
+# Pairs of sparse entries that are compared at once: as many as lie near the processor.
+ENTRIES = 2**20
+
 
 def k_reciprocal(
     queries: Any,
@@ -194,7 +197,7 @@ def _even(lengths: Tensor) -> Iterator[slice]:
     """Parts of a list with about as many entries each as are held at once."""
     ends = lengths.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
-    marks = torch.arange(CELLS, total + CELLS, CELLS, device=ends.device)
+    marks = torch.arange(ENTRIES, total + ENTRIES, ENTRIES, device=ends.device)
     borders = [0, *torch.searchsorted(ends, marks, right=True).clamp(max=len(lengths)).tolist(), len(lengths)]
     for begin, end in pairwise(borders):
         if begin < end:

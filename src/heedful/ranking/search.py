@@ -149,24 +149,31 @@ def hide(scores: Tensor, places: Tensor) -> None:
     scores[inside.nonzero()[:, 0], places[inside]] = -torch.inf
 
 
-def stable_top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row with their places, the largest first; of equal ones the lower place first.
+def stable_top(scores: Tensor, k: int, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k largest of each row with their places, the largest first; of equal ones that with the larger `second`, then the lower place.
 
     >>> stable_top(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]]), 2)[1].tolist()
     [[1, 2]]
     """
     if 4 * k >= scores.shape[1]:
-        values, places = scores.sort(dim=1, descending=True, stable=True)
-        return values[:, :k], places[:, :k]
+        places = _descending(scores, second)[:, :k]
+        return scores.gather(1, places), places
     values, places = scores.topk(k, dim=1)
     # Equal scores on both sides of the border: topk takes any of them.
     split = (scores >= values[:, -1:]).sum(1) > k
     if split.any():
-        whole = scores[split].sort(dim=1, descending=True, stable=True)
-        values[split], places[split] = whole.values[:, :k], whole.indices[:, :k]
-    places, by = places.sort(dim=1)
-    values, by = values.gather(1, by).sort(dim=1, descending=True, stable=True)
-    return values, places.gather(1, by)
+        places[split] = _descending(scores[split], None if second is None else second[split])[:, :k]
+    places = places.sort(dim=1).values
+    by = _descending(scores.gather(1, places), None if second is None else second.gather(1, places))
+    places = places.gather(1, by)
+    return scores.gather(1, places), places
+
+
+def _descending(scores: Tensor, second: Tensor | None) -> Tensor:
+    if second is None:
+        return scores.argsort(dim=1, descending=True, stable=True)
+    first = second.argsort(dim=1, descending=True, stable=True)
+    return first.gather(1, scores.gather(1, first).argsort(dim=1, descending=True, stable=True))
 
 
 def _merged(before: list[tuple[Tensor, Tensor]], part: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:

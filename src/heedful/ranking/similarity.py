@@ -44,7 +44,7 @@ def similarity(
     >>> places.tolist()
     [[1, 2], [0, 2], [1, 0]]
     >>> similar.table(torch.tensor([0]), places[:1], 2)[0].tolist()
-    [[1.0, 0.800000011920929], [0.800000011920929, 1.0], [0.0, 0.6000000238418579]]
+    [[1.0, 0.8], [0.8, 1.0], [0.0, 0.6]]
     """
     check_choice(SIMILARITIES, similarity=name)
     kinds: dict[str, type[Similarity]] = {"cosine": Cosine, "jaccard": Jaccard, "diffusion": Diffused}
@@ -188,7 +188,7 @@ class Diffused(Similarity):
     ) -> None:
         check_whole(k=k, k_query=k_query)
         super().__init__(asked, exclude_self)
-        self._spread = Diffusion(asked, k, k_query, gamma, alpha)
+        self._spread = Diffusion(asked, k, k_query, gamma, alpha, many=True)
 
     def _scores(self, numbers: Tensor) -> Tensor:
         return self._spread.rows(numbers)
