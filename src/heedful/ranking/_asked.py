@@ -14,7 +14,7 @@ from heedful._checks import check_whole, shown
 from heedful._errors import InvalidArgument
 from heedful._runtime import device_of
 from heedful.ranking.result import Ranking
-from heedful.ranking.search import CELLS, blocks, hide, normalized, pair, stable_top, top, vectors
+from heedful.ranking.search import CELLS, blocks, hide, normalized, pair, products, stable_top, top, vectors
 
 Rows = Callable[[Tensor, Tensor], Tensor]
 
@@ -85,7 +85,7 @@ class Asked:
         found = []
         for part in blocks(len(self.queries), size or max(1, CELLS // len(self.database))):
             numbers = torch.arange(part.start, part.stop, device=self.database.device)
-            cosines = self.queries[part] @ self.database.T
+            cosines = products(self.queries[part], self.database)
             scores = rows(numbers, cosines)
             if self.among:
                 hide(scores, numbers)
@@ -108,7 +108,7 @@ class Asked:
         assert self.candidates is not None
         size = max(1, CELLS // (self.candidates.shape[1] * database.shape[1]))
         parts = [
-            torch.einsum("bmd,bd->bm", database[self.candidates[part].clamp(min=0)], queries[part])
+            (database[self.candidates[part].clamp(min=0)] * queries[part, None]).sum(-1)
             for part in blocks(len(queries), size)
         ]
         return torch.cat(parts)

@@ -250,9 +250,11 @@ def _judged(order: Any, relevant: Any, junk: Any) -> list[tuple[NDArray[np.bool_
     judged = []
     for row, good, bad in zip(places, wanted, unwanted, strict=True):
         kept = row[row >= 0]
-        if len(bad):
-            kept = kept[~np.isin(kept, bad)]
-        judged.append((np.isin(kept, good), good))
+        # 1 for relevant items, 2 for junk; what is junk is not relevant in any list.
+        kinds = np.zeros(1 + max(kept.max(initial=0), good.max(initial=0), bad.max(initial=0)), np.int8)
+        kinds[good], kinds[bad] = 1, 2
+        found = kinds[kept]
+        judged.append((found[found < 2] == 1, good))
     return judged
 
 

@@ -18,6 +18,8 @@ Index = Callable[[np.ndarray, int], tuple[Any, Any]]
 CELLS = 2**23
 # The part of the database that one product covers where few neighbours are wanted.
 WIDTH = 2**14
+# Products of matrices treat rows beyond a multiple of some number otherwise, and equal rows would differ in their last digits.
+TILE = 64
 
 
 def vectors(X: Any, name: str = "X") -> Tensor:
@@ -131,16 +133,22 @@ def top(queries: Tensor, database: Tensor, k: int, exclude: Tensor | None = None
         found: list[tuple[Tensor, Tensor]] = []
         lowest = queries.new_full((rows.stop - rows.start,), torch.inf)
         for part in blocks(total, width):
-            products = queries[rows] @ database[part].T
-            lowest = torch.minimum(lowest, products.amin(1))
+            here = products(queries[rows], database[part])
+            lowest = torch.minimum(lowest, here.amin(1))
             if exclude is not None:
-                hide(products, exclude[rows] - part.start)
-            values, at = stable_top(products, min(k, products.shape[1]))
+                hide(here, exclude[rows] - part.start)
+            values, at = stable_top(here, min(k, here.shape[1]))
             found = [_merged(found, (values, at + part.start), k)]
         scores[rows], places[rows] = found[0]
         least[rows] = lowest
     places[scores == -torch.inf] = -1
     return scores, places, least
+
+
+def products(queries: Tensor, database: Tensor) -> Tensor:
+    """Products of rows `(nq, n)`, the same for equal rows of the database wherever they stand."""
+    count = len(database)
+    return (queries @ torch.nn.functional.pad(database, (0, 0, 0, -count % TILE)).T)[:, :count]
 
 
 def hide(scores: Tensor, places: Tensor) -> None:
@@ -155,7 +163,7 @@ def stable_top(scores: Tensor, k: int, second: Tensor | None = None) -> tuple[Te
     >>> stable_top(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]]), 2)[1].tolist()
     [[1, 2]]
     """
-    if 4 * k >= scores.shape[1]:
+    if k == 0 or 4 * k >= scores.shape[1]:
         places = _descending(scores, second)[:, :k]
         return scores.gather(1, places), places
     values, places = scores.topk(k, dim=1)
