@@ -72,7 +72,7 @@ def average_query_expansion(
     scores, places = asked.neighbours(n)
     weights = torch.ones_like(scores)
     if decay:
-        weights = weights * (1 - torch.arange(scores.shape[1], device=scores.device) / n)
+        weights = weights - torch.arange(scores.shape[1], dtype=scores.dtype, device=scores.device) / n
     return asked.by_vectors(expanded(asked.queries, asked.database, places, weights), asked.database)
 
 
