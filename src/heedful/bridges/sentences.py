@@ -43,6 +43,8 @@ class Sentences:
     Args:
         model: a folder, a name in the local Hugging Face cache, or `"demo"` (all-MiniLM-L6-v2). Nothing is downloaded.
         device: `"auto"` is CUDA where there is one.
+        dtype: what the layers compute in. `"auto"` is bfloat16 on processors that multiply it faster than float32, which moves cosines by
+            about 1e-4; float32 elsewhere.
 
     Attributes:
         folder, name: where the model is and what it is called.
@@ -57,10 +59,17 @@ class Sentences:
     ((384,), True)
     """
 
-    def __init__(self, model: str | Path = DEMO, *, device: str | torch.device = "auto") -> None:
+    def __init__(
+        self,
+        model: str | Path = DEMO,
+        *,
+        device: str | torch.device = "auto",
+        dtype: Literal["float32", "bfloat16", "auto"] = "float32",
+    ) -> None:
+        check_choice(("float32", "bfloat16", "auto"), dtype=dtype)
         self.folder = find_model(model)
         self.name = title_of(self.folder)
-        self.device = device
+        self.device, self.dtype = device, dtype
         self.pooling, self._most = _pooling(self.folder), _limit(self.folder)
         self.prompts = _prompts(self.folder)
 
@@ -91,7 +100,11 @@ class Sentences:
             raise Unsupported(f"{self.name} is an encoder with a decoder; give a model that reads a text at once")
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-        return model.to(place), tokenizer
+        return model.to(place, _dtype(self.dtype, place)), tokenizer
+
+    def load(self) -> None:
+        """Loads the weights, unless they are."""
+        _ = self._loaded
 
     @property
     def limit(self) -> int:
@@ -145,6 +158,17 @@ class Sentences:
             return normalize(hidden[mask.new_tensor(range(len(mask))), mask.argmax(1)], dim=-1)
         weight = mask[..., None].to(hidden.dtype)
         return normalize((hidden * weight).sum(1) / weight.sum(1).clamp_min(1), dim=-1)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    import torch
+
+    if name != "auto":
+        return torch.bfloat16 if name == "bfloat16" else torch.float32
+    # torch says it under these names alone; where they are gone, float32 is right as well.
+    asked = [getattr(torch.cpu, each, None) for each in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    fast = device.type == "cpu" and any(each() for each in asked if each is not None)
+    return torch.bfloat16 if fast else torch.float32
 
 
 def _json(file: Path) -> Any:

@@ -21,6 +21,7 @@ from heedful.cli.events import events
 from heedful.cli.explain import explain
 from heedful.cli.fit import FitCommand, fit, impute, predict, score
 from heedful.cli.plan import plan, seprank
+from heedful.cli.rank import rank
 from heedful.cli.symmetry import symmetry
 
 __all__ = ["app", "main"]
@@ -177,6 +178,7 @@ app.command("fit", cls=FitCommand)(fit)
 app.command("predict")(predict)
 app.command("score")(score)
 app.command("impute")(impute)
+app.command("rank")(rank)
 app.command("symmetry")(symmetry)
 app.command("plan")(plan)
 app.command("seprank")(seprank)

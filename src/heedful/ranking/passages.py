@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from heedful._errors import InvalidArgument, MissingExtra
@@ -13,12 +14,16 @@ __all__ = ["ENDINGS", "Passage", "read_passages"]
 
 # How long a passage may be, in pieces: about as many tokens as a small model reads, which is 256.
 MOST = 200
+# A shorter passage is joined with the next one, if both stand under one heading.
+LEAST = 60
 # About a token: a sign of Chinese, Japanese or Korean, eight letters or digits in a row, any other sign.
 PIECE = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,8}|[^\w\s]"
 )
 # Behind a sentence, then behind a line, then between words.
 CUTS = (re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])\s*"), re.compile(r"\n"), re.compile(r"\s+"))
+# Between a heading and the one below it.
+BELOW = " > "
 FENCE = re.compile(r"\s{0,3}(```+|~~~+)")
 TITLE = re.compile(r"\s{0,3}(#{1,6})\s+(.*?)\s*#*\s*$")
 UNDERLINE = re.compile(r"\s{0,3}(=+|-{3,})\s*")
@@ -54,14 +59,15 @@ def read_passages(file: str | Path) -> list[Passage]:
 
     Paragraphs under one heading are joined to passages of up to 200 pieces (words, signs, and parts of long words: about the 256 tokens that
     a small model reads), of about equal length; a longer paragraph is cut behind a sentence, else behind a line, else between words. No
-    passage goes over a heading, and no two share a word. A text that is no UTF-8 or UTF-16 is read as Windows-1252.
+    two passages share a word. One of fewer than 60 pieces is joined with the next where a heading stands over both; headings in between
+    then belong to the text. A text that is no UTF-8 or UTF-16 is read as Windows-1252.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder, "sea.md")
-    ...     _ = file.write_text("# Sea\n\nSalt water.\n\n## Tides\n\nThe moon\npulls.\n")
+    ...     _ = file.write_text("# Sea\n\nSalt water.\n\n## Tides\n\nThe moon pulls.\n\n# Land\n\nHills.\n")
     ...     read_passages(file)
-    [Passage(text='Salt water.', start=3, heading='Sea'), Passage(text='The moon\npulls.', start=7, heading='Sea > Tides')]
+    [Passage(text='Salt water.\n\nTides\nThe moon pulls.', start=3, heading='Sea'), Passage(text='Hills.', start=11, heading='Land')]
     """
     file = Path(file)
     reader = ENDINGS.get(file.suffix.lower())
@@ -70,7 +76,7 @@ def read_passages(file: str | Path) -> list[Passage]:
             f"{file.name} ends in {file.suffix or 'nothing'}; documents end in {', '.join(sorted(ENDINGS))}"
         )
     try:
-        return [passage for section in reader(file) for passage in _packed(*section)]
+        return list(_joined(passage for section in reader(file) for passage in _packed(*section)))
     except OSError as error:
         raise InvalidArgument(f"{file.name} cannot be read: {error.strerror or error}") from error
 
@@ -179,7 +185,7 @@ def _entered(titles: list[str], level: int, title: str) -> list[str]:
 
 
 def _under(titles: Iterable[str]) -> str:
-    return " > ".join(filter(None, titles))
+    return BELOW.join(filter(None, titles))
 
 
 def _paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[Paragraph]:
@@ -245,6 +251,34 @@ def _packed(heading: str, paragraphs: list[Paragraph]) -> Iterator[Passage]:
         size += unit.size
     if size:
         yield Passage(held, line, heading)
+
+
+def _joined(passages: Iterable[Passage]) -> Iterator[Passage]:
+    """Short passages with those that follow them under the same heading."""
+    held: Passage | None = None
+    for each in passages:
+        if held is not None:
+            both = _pair(held, each)
+            if both is not None and _size(held.text) < LEAST and _size(str(both)) <= MOST:
+                held = both
+                continue
+            yield held
+        held = each
+    if held is not None:
+        yield held
+
+
+def _pair(first: Passage, second: Passage) -> Passage | None:
+    """Two passages as one under the headings that both have; None where they have none."""
+    titles = first.heading.split(BELOW), second.heading.split(BELOW)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*titles, strict=False))))
+    if not first.heading or not shared:
+        return None
+    parts = [
+        "\n".join(filter(None, (BELOW.join(own[shared:]), each.text)))
+        for own, each in zip(titles, (first, second), strict=True)
+    ]
+    return Passage("\n\n".join(parts), first.start, BELOW.join(titles[0][:shared]))
 
 
 ENDINGS: dict[str, Callable[[Path], Iterator[Section]]] = {
