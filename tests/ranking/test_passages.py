@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from heedful import InvalidArgument, MissingExtra
-from heedful.ranking.passages import MOST, PIECE, Passage, read_passages
+from heedful.ranking import passages
+from heedful.ranking.passages import LEAST, MOST, PIECE, Passage, read_passages
 
 PROSE = "Tides follow the moon, which pulls the sea. "
 
@@ -32,7 +33,8 @@ def size(text):
     return len(PIECE.findall(text))
 
 
-def test_markdown_has_headings_of_both_kinds(read):
+def test_markdown_has_headings_of_both_kinds(read, monkeypatch):
+    monkeypatch.setattr(passages, "LEAST", 0)
     text = """---
 title: not read
 ---
@@ -72,7 +74,8 @@ Hills.
     ]
 
 
-def test_restructured_levels_go_by_their_signs(read):
+def test_restructured_levels_go_by_their_signs(read, monkeypatch):
+    monkeypatch.setattr(passages, "LEAST", 0)
     text = """=====
 Ocean
 =====
@@ -101,6 +104,24 @@ Blow.
         Passage("Pulls.", 16, "Ocean > Tides > Moon"),
         Passage("Blow.", 21, "Ocean > Winds"),
     ]
+
+
+def test_short_sections_are_joined_under_what_both_stand_under(read):
+    few, many = "word " * 7, "word " * LEAST
+    text = f"# A\n\n{few}\n\n## B\n\n{few}\n\n### C\n\n{few}\n\n## D\n\n{many}\n\n## E\n\n{few}\n\n# F\n\n{few}\n"
+    few, many = few.strip(), many.strip()
+    assert read("a.md", text) == [
+        Passage(f"{few}\n\nB\n{few}\n\nB > C\n{few}\n\nD\n{many}", 3, "A"),
+        Passage(few, 19, "A > E"),
+        Passage(few, 23, "F"),
+    ]
+    # One that would become too long is not.
+    some = ("word " * (LEAST - 1)).strip()
+    first, *rest = read("a.md", f"# A\n\n{some}\n\n## B\n\n{PROSE * 99}")
+    assert (first.text, first.heading) == (some, "A")
+    assert {each.heading for each in rest} == {"A > B"}
+    # Without a heading over both, each stays by itself.
+    assert [each.heading for each in read("b.md", f"# A\n\n{few}\n\n# B\n\n{few}\n")] == ["A", "B"]
 
 
 def test_plain_text_has_paragraphs_alone(read):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful._checks import check_whole
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument
 from heedful.cli.arguments import AsJson, echo
 
@@ -56,11 +56,16 @@ def rank(
         raise InvalidArgument(f"there is no folder {str(folder)!r}; give a folder of documents")
     if no_update and index is not None and not index.expanduser().exists():
         raise InvalidArgument(f"there is no index {str(index)!r}; leave --no-update out to make it")
+    # All that can be checked without torch is checked by now.
     from heedful._progress import bar
     from heedful.bridges.reading import DEMO
     from heedful.bridges.sentences import Sentences
     from heedful.ranking.library import Library, index_path
 
+    if query:
+        from heedful.ranking.methods import METHODS
+
+        check_choice(("auto", *METHODS), method=method)
     sentences = Sentences(model or DEMO, device=device, dtype="auto") if model or index is None else None
     if index is None:
         assert folder is not None

@@ -7,6 +7,9 @@ from heedful._lazy import lazy
 # Name -> the file it lives in; nothing is imported before it is used.
 _HOMES = {
     "Ranking": "result",
+    "Library": "library",
+    **dict.fromkeys(("Hit", "Hits", "Neighbour", "Update"), "hits"),
+    **dict.fromkeys(("Passage", "read_passages"), "passages"),
     "nearest": "search",
     **dict.fromkeys(
         ("alpha_query_expansion", "average_query_expansion", "cosine", "database_augmentation"), "expansion"
@@ -31,9 +34,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "Hit",
+    "Hits",
+    "Library",
     "METHODS",
+    "Neighbour",
+    "Passage",
     "Ranking",
     "Revisited",
+    "Update",
     "affinity",
     "alpha_query_expansion",
     "average_precision",
@@ -46,6 +55,7 @@ __all__ = [
     "ndcg",
     "nearest",
     "precision_at",
+    "read_passages",
     "recall_at",
     "relevance_by_label",
     "rerank",
@@ -64,6 +74,8 @@ if TYPE_CHECKING:
         cosine,
         database_augmentation,
     )
+    from heedful.ranking.hits import Hit, Hits, Neighbour, Update
+    from heedful.ranking.library import Library
     from heedful.ranking.listwise import affinity, super_global
     from heedful.ranking.methods import METHODS, rerank
     from heedful.ranking.metrics import (
@@ -76,6 +88,7 @@ if TYPE_CHECKING:
         relevance_by_label,
         revisited,
     )
+    from heedful.ranking.passages import Passage, read_passages
     from heedful.ranking.reciprocal import k_reciprocal
     from heedful.ranking.result import Ranking
     from heedful.ranking.search import nearest

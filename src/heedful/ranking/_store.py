@@ -17,7 +17,6 @@ from heedful.ranking.passages import Passage
 FORMAT = 1
 # Says of a SQLite file that it is one of ours: "heed".
 OURS = 0x68656564
-HEADER = b"SQLite format 3\0"
 # How long to wait for another process that is writing, in seconds.
 PATIENCE = 30.0
 
@@ -107,12 +106,18 @@ class Store:
 
     def _clear(self) -> None:
         """Deletes an index, sound or damaged; anything else is left alone."""
-        if self.file.exists():
-            with self.file.open("rb") as held:
-                head = held.read(72)
-            damaged = not head.startswith(HEADER)
-            ours = int.from_bytes(head[68:72], "big") == OURS
-            if head and not ours and not (damaged and self.file.suffix == ".sqlite"):
+        if self.file.exists() and self.file.stat().st_size:
+            try:
+                base = sqlite3.connect(self.file)
+                try:
+                    base.execute("SELECT count(*) FROM sqlite_master")
+                    ours = base.execute("PRAGMA application_id").fetchone()[0] == OURS
+                finally:
+                    base.close()
+            except sqlite3.DatabaseError:
+                # What it was is known by its name alone.
+                ours = self.file.suffix == ".sqlite"
+            if not ours:
                 raise InvalidArgument(f"{self.file} is no index, and is not replaced; give another index")
         for ending in ("", "-wal", "-shm"):
             Path(f"{self.file}{ending}").unlink(missing_ok=True)

@@ -317,14 +317,14 @@ def _documents(folder: Path) -> tuple[dict[str, tuple[int, int]], dict[str, str]
         closed[f"{Path(error.filename).relative_to(folder).as_posix()}/"] = error.strerror or str(error)
 
     for place, folders, files in os.walk(folder, onerror=note):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ASIDE)
-        for name in sorted(files):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in ASIDE]
+        for name in files:
             path = Path(place, name)
             if name.startswith(".") or path.suffix.lower() not in ENDINGS or not path.is_file():
                 continue
             state = path.stat()
             found[path.relative_to(folder).as_posix()] = state.st_size, state.st_mtime_ns
-    return found, closed
+    return dict(sorted(found.items())), closed
 
 
 def _share(progress: Progress, before: int, after: int, total: int) -> Progress:
