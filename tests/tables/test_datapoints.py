@@ -108,8 +108,8 @@ def test_nearest_rows_are_a_table_of_their_own(flowers):
 @pytest.mark.parametrize("nothing", [np.nan, None, pd.NA])
 def test_missing_targets_are_counted(nothing):
     frame, y = people(30)
-    target = [nothing, nothing, *y[2:]]
-    for target in (target, pd.Series(target, dtype=object)):
+    cells = [nothing, nothing, *y[2:]]
+    for target in (cells, pd.Series(cells, dtype=object)):
         with pytest.raises(InvalidArgument, match="2 of 30 targets missing"):
             DatapointClassifier(**QUICK).fit(frame, target)
 
@@ -141,7 +141,7 @@ def test_frames_of_people(fitted, tmp_path):
     fitted.save_pretrained(tmp_path / "model")
     again = Estimator.from_pretrained(tmp_path / "model")
     np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
-    with pytest.warns(UserWarning, match="'city' holds levels that the training did not \\(Pisa\\)"):
+    with pytest.warns(UserWarning, match="'city' holds levels that are not among the 3 known ones \\(Pisa\\)"):
         answers = fitted.predict_proba(X.assign(city="Pisa"))
     np.testing.assert_allclose(answers, fitted.predict_proba(X.assign(city=None)), atol=1e-6)
     with pytest.raises(InvalidArgument, match="'age' held numbers in fit"):
@@ -254,7 +254,7 @@ def test_the_effect_of_a_row_is_what_its_removal_does(flowers):
     assert list(explanation.shares) == sorted(explanation.shares, reverse=True)
     assert "asked" in str(explanation)
     assert explanation.to_frame().shape == (5, 7)
-    assert explanation.plot().get_xlabel() == "share of the attention"
+    assert explanation.plot().get_xlabel() == "share of the votes"
     assert explanation.to_dict()["stored"] == 75
     with pytest.raises(InvalidArgument, match="one row"):
         flowers.explain_row(X[:2])

@@ -137,16 +137,16 @@ def numbers_of(frame: Any, place: str = "") -> np.ndarray:
     return values
 
 
-def read_table(file: Path) -> Any:
-    """The data frame in a .csv or .parquet file."""
+def read_table(file: Path, *, text: bool = False) -> Any:
+    """The data frame in a .csv or .parquet file; with `text` the cells of a .csv are as they are written there."""
     try:
         import pandas
     except ImportError:
         raise MissingExtra("pandas", "tables") from None
     try:
-        return (
-            pandas.read_csv(file, float_precision="round_trip") if file.suffix == ".csv" else pandas.read_parquet(file)
-        )
+        if file.suffix == ".csv":
+            return pandas.read_csv(file, dtype=object) if text else pandas.read_csv(file, float_precision="round_trip")
+        return pandas.read_parquet(file)
     except ImportError:
         raise InvalidArgument(f"pandas needs pyarrow to read {file}; pip install pyarrow, or save it as .csv") from None
     except (OSError, ValueError, pandas.errors.ParserError) as error:

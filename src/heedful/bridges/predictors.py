@@ -81,7 +81,12 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     target_scale_: Any
 
     def _labelled(self, samples: Samples) -> Samples:
-        target = np.array(samples.target, dtype=np.float64)
+        if np.asarray(samples.target).dtype.kind in "mM":
+            raise InvalidArgument("y holds dates or lengths of time; give numbers, as days since one of them")
+        try:
+            target = np.array(samples.target, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidArgument("y must be numbers; for classes take a classifier") from None
         return replace(samples, target=target, weights=_case_weights(samples))
 
     def _scale(self, samples: Samples) -> None:

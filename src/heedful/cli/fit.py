@@ -164,14 +164,19 @@ def impute(
         check_place(out)
     model, kind = _opened(folder, file, None, device)
     if not hasattr(model, "impute"):
-        raise InvalidArgument(f"{folder} holds a {type(model).__name__}, which fills no cells; give a model of tables")
+        raise InvalidArgument(
+            f"{folder} holds a {type(model).__name__}, which fills no cells; DatapointClassifier and DatapointRegressor do"
+        )
     if file.suffix == ".npz":
         raise InvalidArgument(f"{file} is no .csv or .parquet; impute writes a table with the names of its columns")
-    frame = kind.read(file, "test").X
     with warnings_in_a_line():
-        filled = model.impute(frame)
+        filled = model.impute(kind.read(file, "test").X)
+    from heedful.bridges.frames import read_table
+
+    # Cells that were there are written as they were.
+    frame = read_table(file.expanduser(), text=True)
     for name in filled.columns:
-        frame[name] = filled[name]
+        frame[name] = frame[name].astype(object).where(frame[name].notna(), filled[name].astype(object))
     text = frame.to_csv(index=False)
     if out is None:
         typer.echo(text, nl=False)

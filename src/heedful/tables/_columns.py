@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,7 +17,7 @@ from heedful._savable import coded, decode, encode
 from heedful.bridges.frames import is_frame
 from heedful.bridges.samples import FAR, moments, validated
 
-Kind = Literal["number", "category", "date"]
+Kind = Literal["number", "category", "date", "duration"]
 
 LEVELS = 256
 """Levels of a category that are told apart, the most frequent ones; the others count as missing."""
@@ -28,7 +30,7 @@ DAY = np.timedelta64(1, "D")
 class Columns:
     """What `fit` learned of the columns of a table: kind of each, levels of categories, mean and scale of the others.
 
-    Cells are float64 `(rows, columns)`: numbers as they are, days since 1970 for dates, the place of a level among `levels` for categories, NaN for a
+    Cells are float64 `(rows, columns)`: numbers as they are, days since 1970 for dates, days for lengths of time, the place of a level among `levels` for categories, NaN for a
     cell that is missing or holds a level never seen.
     """
 
@@ -86,9 +88,10 @@ class Columns:
             if levels is not None:
                 values = np.array([*levels, None], dtype=object)
                 column = values[np.where(missing, len(levels), column).astype(int)]
-            elif kind == "date":
-                days = np.where(missing, 0, column)
-                column = np.where(missing, np.datetime64("NaT", "s"), (days * 86400).round().astype("datetime64[s]"))
+            elif kind in ("date", "duration"):
+                sort = "datetime64" if kind == "date" else "timedelta64"
+                seconds = (np.where(missing, 0, column) * 86400).round().astype(np.int64)
+                column = np.where(missing, np.array("NaT", f"{sort}[s]"), seconds.astype(f"{sort}[s]"))
             table[name] = column
         return table
 
@@ -112,7 +115,7 @@ def read_columns(
 ) -> tuple[np.ndarray, Any]:
     """Cells of X and, in `fit`, y checked as scikit-learn does; sets `columns_`, `n_features_in_` and `feature_names_in_` there."""
     if fitting:
-        _check_known(y)
+        y = _known_targets(y)
     if not is_frame(X) and not _is_mixed(X):
         if fitting:
             cells, y = validated(estimator, X, y)
@@ -146,11 +149,33 @@ def read_columns(
     return cells, y
 
 
-def _check_known(y: Any) -> None:
-    """Refuses targets with missing ones among them, in the words that scikit-learn looks for."""
+def weighed(X: Any, y: Any, weights: Any, groups: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None]:
+    """Rows, targets, weights and groups without those of weight 0, of which nothing may be learned; and the places of the others where some are left out."""
+    from sklearn.utils import _safe_indexing
+
+    given = None if weights is None else np.asarray(weights)
+    if (
+        given is None
+        or given.ndim != 1
+        or given.dtype.kind not in "fiub"
+        or len(given) != len(X)
+        or not (given == 0).any()
+    ):
+        return X, y, weights, groups, None
+    kept = np.flatnonzero(given != 0)
+    if not len(kept):
+        return X, y, weights, groups, None
+    parts = [None if part is None else _safe_indexing(part, kept) for part in (X, y, groups)]
+    return parts[0], parts[1], given[kept], parts[2], kept
+
+
+def _known_targets(y: Any) -> Any:
+    """Targets, of which none may be missing (in the words that scikit-learn looks for); pandas' own kinds of numbers and truth values as numpy's."""
     missing = 0 if y is None else int(np.sum(_pandas().isna(y)))
     if missing:
         raise InvalidArgument(f"Input y contains NaN: {missing} of {len(y)} targets missing; leave these rows out")
+    plain = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
+    return y if plain is None or not hasattr(y, "to_numpy") else y.to_numpy(dtype=plain)
 
 
 def without_target(X: Any, y: Any, target: str | None, *, fitting: bool) -> tuple[Any, Any]:
@@ -163,6 +188,31 @@ def without_target(X: Any, y: Any, target: str | None, *, fitting: bool) -> tupl
             raise InvalidArgument(f"target={target!r} is no column of X; there are {known}")
         return X, y
     return X.drop(columns=target), (X[target] if fitting and y is None else y)
+
+
+def is_missing(X: Any) -> np.ndarray:
+    """Which cells of a frame or an array hold nothing, `(rows, columns)`."""
+    return np.asarray(_pandas().isna(X if is_frame(X) else np.asarray(X, dtype=object)))
+
+
+def mended(column: Any, missing: np.ndarray, values: np.ndarray) -> Any:
+    """A column of a frame with its missing cells replaced, of its own dtype where that can hold them."""
+    pandas = _pandas()
+    dtype = column.dtype
+    if isinstance(dtype, pandas.DatetimeTZDtype):
+        values = pandas.to_datetime(values, utc=True).tz_convert(dtype.tz).to_numpy(dtype=object)
+    cells = column.astype(object).to_numpy(copy=True)
+    cells[missing] = values[missing]
+    plain = pandas.Series(cells, index=column.index, name=column.name, dtype=object)
+    for wanted in (dtype, "Float64" if pandas.api.types.is_extension_array_dtype(dtype) else np.float64):
+        try:
+            typed = plain.astype(wanted)
+        except (TypeError, ValueError):
+            continue
+        # Whole numbers would cut what was filled in, and a category forget it.
+        if typed.notna().all() and (typed.astype(object) == plain).all():
+            return typed
+    return plain
 
 
 def _pandas() -> Any:
@@ -228,17 +278,28 @@ def _kind(column: Any, chosen: bool) -> Kind:
         raise InvalidArgument(f"column {column.name!r} holds complex numbers; split it into two columns")
     if chosen or isinstance(dtype, _pandas().CategoricalDtype):
         return "category"
-    if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
+    if types.is_datetime64_any_dtype(dtype):
         return "date"
-    if types.is_numeric_dtype(dtype) or types.is_bool_dtype(dtype):
+    if types.is_timedelta64_dtype(dtype):
+        return "duration"
+    if types.is_bool_dtype(dtype):
+        return "category"
+    if types.is_numeric_dtype(dtype):
         return "number"
     values = column.dropna()
-    if len(values) == 0 or all(isinstance(value, int | float | np.number) for value in values):
+    if len(values) and all(isinstance(value, bool | np.bool_) for value in values):
+        return "category"
+    if all(isinstance(value, int | float | np.number | Decimal) for value in values):
         return "number"
-    if any(not isinstance(value, str | int | float | bool | np.generic) for value in values):
-        strange = next(value for value in values if not isinstance(value, str | int | float | bool | np.generic))
+    if all(isinstance(value, date) for value in values):
+        return "date"
+    if all(isinstance(value, timedelta) for value in values):
+        return "duration"
+    strange = next((value for value in values if not isinstance(value, str | int | float | bool | np.generic)), None)
+    if strange is not None:
         raise InvalidArgument(
-            f"column {column.name!r} holds a {type(strange).__name__}; a cell is a number, a text or a date"
+            f"column {column.name!r} holds a {type(strange).__name__} among other cells; all cells of a column are numbers, texts, dates or "
+            "lengths of time"
         )
     return "category"
 
@@ -259,24 +320,27 @@ def _cells(frame: Any, kinds: list[Kind], columns: Columns | None = None) -> np.
                 raise InvalidArgument(
                     f"column {column.name!r} {before}cannot be read as numbers now ({why:.80})"
                 ) from None
-        elif kind == "date":
-            cells[:, place] = _days(column)
+        elif kind in ("date", "duration"):
+            cells[:, place] = _days(column, kind)
     return cells
 
 
-def _days(column: Any) -> np.ndarray:
+def _days(column: Any, kind: Kind) -> np.ndarray:
     """Days since 1970, or of a length of time."""
     pandas = _pandas()
     try:
-        if pandas.api.types.is_timedelta64_dtype(column.dtype):
-            lengths = column.to_numpy(dtype="timedelta64[ns]")
+        if pandas.api.types.is_numeric_dtype(column.dtype) and column.notna().any():
+            raise TypeError("it holds numbers")
+        if kind == "duration":
+            lengths = pandas.to_timedelta(column).to_numpy(dtype="timedelta64[ns]")
             return np.where(np.isnat(lengths), np.nan, lengths / DAY)
         # Zones are left behind: one moment is one number.
         moments_ = pandas.to_datetime(column, utc=True).dt.tz_localize(None).to_numpy(dtype="datetime64[ns]")
         return np.where(np.isnat(moments_), np.nan, (moments_ - np.datetime64("1970-01-01", "ns")) / DAY)
     except (TypeError, ValueError, OverflowError) as error:
         why = " ".join(str(error).split())
-        raise InvalidArgument(f"column {column.name!r} cannot be read as dates ({why:.80})") from None
+        what = "dates" if kind == "date" else "lengths of time"
+        raise InvalidArgument(f"column {column.name!r} cannot be read as {what} ({why:.80})") from None
 
 
 def _learned(frame: Any, cells: np.ndarray, chosen: set[int]) -> Columns:
@@ -305,18 +369,43 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
+def _texts(level: Any) -> list[str]:
+    """What a level may be written as: 12 also as 12.0, a midnight also as its day.
+
+    >>> _texts(12.0), _texts(True), _texts("7")
+    (['12.0', '12'], ['True'], ['7'])
+    """
+    level = level.item() if isinstance(level, np.generic) else level
+    texts = [str(level)]
+    if isinstance(level, float) and level.is_integer():
+        texts.append(str(int(level)))
+    elif isinstance(level, datetime):
+        texts.append(level.isoformat())
+        texts += [level.date().isoformat()] if level.time() == time(0) else []
+    return texts
+
+
 def _codes(column: Any, columns: Columns, place: int, fitting: bool) -> np.ndarray:
     levels = columns.levels[place]
     assert levels is not None
-    known = {level: code for code, level in enumerate(levels)}
+    # A file of numbers alone, or of dates alone, has other types than one with a word among them: levels are the same where their texts are.
+    texts = {text: code for code, level in enumerate(levels) for text in _texts(level)}
+    known = {(type(level) is bool, level): code for code, level in enumerate(levels)}
     missing = column.isna().to_numpy()
-    values = [None if gone else _plain(value) for value, gone in zip(column.tolist(), missing, strict=True)]
-    codes = np.array([known.get(value, np.nan) if value is not None else np.nan for value in values], dtype=np.float64)
+    values = [None if gone else value for value, gone in zip(column.tolist(), missing, strict=True)]
+    seen: dict[Any, float] = {}
+    for value in values:
+        key = (type(value), value)
+        if value is not None and key not in seen:
+            plain = _plain(value)
+            codes_ = (texts[text] for text in _texts(value) if text in texts)
+            seen[key] = known.get((type(plain) is bool, plain), next(codes_, np.nan))
+    codes = np.array([np.nan if value is None else seen[type(value), value] for value in values], dtype=np.float64)
     foreign = np.isnan(codes) & ~missing
     if foreign.any() and not fitting:
         strange = sorted({str(values[row]) for row in np.flatnonzero(foreign)})
         warnings.warn(
-            f"column {columns.names[place]!r} holds levels that the training did not ({', '.join(strange[:5])}); they count as missing",
+            f"column {columns.names[place]!r} holds levels that are not among the {len(levels)} known ones ({', '.join(strange[:5])}); they count as missing",
             stacklevel=6,
         )
     return codes

@@ -15,7 +15,7 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges.estimator import device_of, dtype_of, placed, seed_of
 from heedful.bridges.frames import is_frame
 from heedful.bridges.samples import Samples, check_is_fitted
-from heedful.tables._columns import without_target
+from heedful.tables._columns import is_missing, mended, without_target
 from heedful.tables._training import Learning
 from heedful.tables.network import Answers, Members, Rows, TableNetwork
 from heedful.tables.results import Corruption, Deletion, RowExplanation
@@ -34,43 +34,43 @@ _MEMORIES: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 
 
 class Looking(Learning):
-    """Answers that attend to stored rows, `context_cells_` with `context_target_`."""
+    """Answers that attend to stored rows, `context_cells_` with `context_target_`, which are the rows `context_rows_` of the table of `fit`."""
 
     context_cells_: np.ndarray
     context_target_: np.ndarray
+    context_rows_: np.ndarray
 
     def _keep(self, samples: Samples) -> None:
         known = self._known(samples)
         assert samples.target is not None
         self.context_cells_, self.context_target_ = samples.inputs[0][known], samples.target[known]
+        self.context_rows_ = np.arange(len(known)) if self._chosen is None else self._chosen
 
     def impute(self, X: Any) -> Any:
         """X with its missing cells filled in: numbers by their prediction, categories by their likeliest level; a frame for a frame, else an array.
 
-        A level never seen counts as missing, and is replaced too.
+        All other cells stay as they are, levels that `fit` never saw among them.
         """
         check_is_fitted(self, "network_")
         X, _ = without_target(X, None, self.target, fitting=False)
         cells = self._read(X).inputs[0]
-        missing = np.isnan(cells)
+        missing = np.isnan(cells) & is_missing(X)
         filled = cells.copy()
-        if missing.any():
-            rows = np.flatnonzero(missing.any(1))
-            answers = self._features(cells[rows])
-            filled[rows] = np.where(missing[rows], answers, cells[rows])
-        if not is_frame(X):
-            if any(levels is not None for levels in self.columns_.levels):
-                shown = self.columns_.shown(filled)
-                return np.stack([shown[name].astype(object) for name in self.columns_.names], axis=1)
+        rows = np.flatnonzero(missing.any(1))
+        if len(rows):
+            filled[rows] = np.where(missing[rows], self._features(cells[rows]), cells[rows])
+        if not is_frame(X) and all(levels is None for levels in self.columns_.levels):
             return filled
-        result = X.copy()
         shown = self.columns_.shown(filled)
+        if not is_frame(X):
+            result = np.array(X, dtype=object)
+            for place, name in enumerate(self.columns_.names):
+                result[missing[:, place], place] = shown[name][missing[:, place]]
+            return result
+        result = X.copy()
         for place, name in enumerate(self.columns_.names):
             if missing[:, place].any():
-                column = result.columns[place]
-                values = shown[name]
-                plain = result[column].astype(object) if self.columns_.kinds[place] == "category" else result[column]
-                result[column] = _mended(plain, missing[:, place], values, X[column].dtype)
+                result[X.columns[place]] = mended(X.iloc[:, place], missing[:, place], shown[name])
         return result
 
     def embedding(self, X: Any) -> np.ndarray:
@@ -84,19 +84,37 @@ class Looking(Learning):
 
         Attention says where a network looks, not what its answer would be without it: `explain_row` measures that.
         """
-        self._check_looks()
-        asked, stored = self._asked(X), self._context(context)
+        self._check_looks(context=context)
+        asked = self._asked(X)
         layers, heads = self._setting("layers") + self._votes, self._setting("num_heads")
         if not is_whole(layer) or not -layers <= layer < layers:
             raise InvalidArgument(f"layer must be a whole number from {-layers} to {layers - 1}; got {layer!r}")
         if head is not None and (not is_whole(head) or not 0 <= head < heads):
             raise InvalidArgument(f"head must be a whole number from 0 to {heads - 1}, or None; got {head!r}")
+        if self.context_size is None:
+            return self._attention(asked, self._context(context), layer, head, isinstance(context, str))
+        cells, target = self._given(context, nearest=True)
+        shares = np.zeros((asked.values.shape[1], len(cells)))
+        for row in range(len(shares)):
+            alone = asked.take(torch.tensor([row]))
+            places = self._nearest(alone, cells, target)
+            shares[row, places] = self._attention(alone, self._rows(cells[places], target[places]), layer, head)[0]
+        return shares
+
+    def _attention(self, asked: Rows, stored: Rows, layer: int, head: int | None, is_own: bool = False) -> np.ndarray:
         total: Any = 0.0
         with torch.no_grad():
-            for member, memory in self._memories(stored, context == "train" if isinstance(context, str) else False):
+            for member, memory in self._memories(stored, is_own):
                 weights = member.coefficients(asked, memory=memory, layer=layer)[0]
                 total = total + (weights.mean(0) if head is None else weights[head % len(weights)]).double()
         return (total / self._setting("members")).cpu().numpy()
+
+    def _nearest(self, asked: Rows, cells: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Places of the rows that the answer for one row looks at."""
+        if self.context_size is None or self.context_size >= len(cells):
+            return np.arange(len(cells))
+        distances = self._distances(asked, self._rows(cells, target))[0]
+        return np.sort(distances.topk(self.context_size, largest=False).indices.cpu().numpy())
 
     def explain_row(self, x: Any, top: int = 10, *, context: Any = "train") -> RowExplanation:
         """The stored rows that the prediction for one row relied on: the `top` most attended ones, each with its values, its share of the votes or, where there are none, of the attention (mean over layers, heads and
@@ -108,25 +126,36 @@ class Looking(Learning):
         asked = self._asked(x)
         if asked.values.shape[1] != 1:
             raise InvalidArgument(f"explain_row takes one row, as X[3:4]; got {asked.values.shape[1]} rows")
-        layers = [-1] if self._votes else range(self._setting("layers"))
-        shares = np.mean([self.row_attention(x, layer=layer, context=context)[0] for layer in layers], axis=0)
-        places = np.argsort(-shares, kind="stable")[:top]
-        cells, target = self._given(context)
+        self._check_looks(context=context)
+        near = self.context_size is not None
+        cells, target = self._given(context, near)
+        seen = self._nearest(asked, cells, target)
+        cells, target = cells[seen], target[seen]
         stored = self._rows(cells, target)
+        layers = [-1] if self._votes else range(self._setting("layers"))
+        is_own = isinstance(context, str) and not near
+        shares = np.mean([self._attention(asked, stored, layer, None, is_own)[0] for layer in layers], axis=0)
+        places = np.argsort(-shares, kind="stable")[:top]
         hidden = torch.zeros(1 + len(places), stored.values.shape[1], dtype=torch.bool, device=stored.values.device)
         hidden[torch.arange(1, 1 + len(places)), torch.from_numpy(places.copy())] = True
         values = self._without(asked, stored, hidden)
         return RowExplanation(
             answer=self._named(self._combined([part[:1] for part in values]))[0],
             prediction=float(values_of := self._quantity(values, values)[0]),
-            rows=tuple(int(place) for place in self._stored_places(context)[places]),
+            rows=tuple(self._rows_named(context, near)[seen][places].tolist()),
             shares=tuple(shares[places].tolist()),
             effects=tuple((float(values_of) - self._quantity(values, values)[1:]).tolist()),
             values=self.columns_.shown(cells[places]),
             targets=tuple(self._target_shown(target[places])),
             row=self.columns_.shown(self._read(x).inputs[0]),
             stored=stored.values.shape[1],
+            share_of="votes" if self._votes else "attention",
         )
+
+    def _rows_named(self, context: Any, nearest: bool = False) -> np.ndarray:
+        """Places in the table of `fit`, or of the context that was given, of the rows that answers look at."""
+        places = self._stored_places(context, nearest)
+        return self.context_rows_[places] if isinstance(context, str) else places
 
     def corruption_test(self, X: Any, y: Any, n_repeats: int = 1, *, random_state: Any = 0) -> Corruption:
         """What is left of the score when the stored rows are scrambled: every column, and the target, is permuted by itself, so that each keeps its law and rows
@@ -136,7 +165,7 @@ class Looking(Learning):
         """
         self._check_looks(needs_weights=False)
         check_whole(n_repeats=n_repeats)
-        asked, stored = self._asked(X), self._context("train")
+        asked, stored = self._asked(X), self._context("train", self.context_size is not None)
         generator = np.random.default_rng(seed_of(random_state))
         clean = self._scores(self._combined(self._targets(asked, stored)), y)
         corrupted = []
@@ -173,6 +202,8 @@ class Looking(Learning):
         tenth, until it is `tolerance` or fewer than the share `least_share` of rows is left. Deletions are tried many at a time.
         """
         self._check_looks(needs_weights=False)
+        if self.context_size is not None:
+            raise Unsupported("each answer looks at rows of its own here; deletion_test is for context_size=None")
         check_number(0, 1, tolerance=tolerance, first=first, least_share=least_share)
         check_whole(retries=retries)
         asked, stored = self._asked(X), self._context("train")
@@ -187,7 +218,7 @@ class Looking(Learning):
             if progress is not None:
                 progress(place + 1, asked.values.shape[1], "rows")
         distances = self._distances(asked, stored).cpu().numpy()
-        return Deletion.of(kept, distances, self._stored_places("train"), generator)
+        return Deletion.of(kept, distances, self._rows_named("train"), generator)
 
     def _needed(
         self,
@@ -344,7 +375,9 @@ class Looking(Learning):
         return torch.cdist(first, second)
 
     def _targets(self, asked: Rows, stored: Rows) -> list[Tensor]:
-        """What each member says of the rows, looking at these: `(rows, outputs)`."""
+        """What each member says of the rows, looking at these, or at the nearest of them: `(rows, outputs)`."""
+        if self.context_size is not None and self.context_size < stored.values.shape[1]:
+            return [part.target[0] for part in self._nearby(asked, stored, self.context_size)]
         with torch.no_grad():
             return [
                 torch.cat([member(part, memory=memory).target[0] for part in _split(asked)])
@@ -379,8 +412,13 @@ class Looking(Learning):
             at += size
         return self.columns_.raw(filled)
 
-    def _check_looks(self, needs_weights: bool = True) -> None:
+    def _check_looks(self, needs_weights: bool = True, context: Any = "train") -> None:
         check_is_fitted(self, "network_")
+        if self.mode == "transductive" or (isinstance(context, str) and context == "batch"):
+            raise Unsupported(
+                "rows that are asked for together are part of the table of mode='transductive' and context='batch'; what an answer relied on is "
+                "known for mode='inductive' with stored rows alone"
+            )
         if not self.between_rows and needs_weights:
             raise Unsupported("this model was fitted with between_rows=False: its rows look at no others")
         if self.inducing is not None and needs_weights:
@@ -414,14 +452,3 @@ def _split(rows: Rows, most: int = ASKED) -> list[Rows]:
 
 def _joined(parts: Sequence[Answers]) -> Answers:
     return Answers(*(torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True)))
-
-
-def _mended(column: Any, missing: np.ndarray, values: np.ndarray, dtype: Any) -> Any:
-    """A column of a frame with its missing cells replaced, of its own kind where that can hold them."""
-    mended = column.copy()
-    if getattr(dtype, "kind", "O") in "iub":
-        mended = mended.astype(float)
-    mended[missing] = values[missing]
-    if str(dtype) == "category" and set(values[missing]) <= set(dtype.categories):
-        return mended.astype(dtype)
-    return mended

@@ -15,7 +15,7 @@ from heedful._errors import InvalidArgument
 from heedful.bridges.estimator import Estimator
 from heedful.bridges.record import Hyperparameters
 from heedful.bridges.samples import Samples
-from heedful.tables._columns import Columns, read_columns, without_target
+from heedful.tables._columns import Columns, read_columns, weighed, without_target
 from heedful.tables._folds import drawn_folds
 from heedful.tables._masking import Masking, Tradeoff, feature_loss, target_losses, tradeoff_at
 from heedful.tables._presets import PRESETS
@@ -69,6 +69,9 @@ class Learning(Estimator):
     def _setting(self, name: str) -> Any:
         """A parameter, or what the preset says where it is None."""
         given = getattr(self, name, None)
+        if name in ("between_columns", "votes") and self._setting("row_encoder") == "flatten":
+            # Rows that are whole tables of cells have no vector of their own to vote by.
+            return name == "between_columns"
         return self._preset[name] if given is None else given
 
     @property
@@ -289,11 +292,12 @@ class Learning(Estimator):
         Rows of one entry of `groups` are held out together. `unlabelled` are further rows without a target: their features are learned from, and with
         `mode="transductive"` the others look at them.
         """
+        X, y, sample_weight, groups, self._chosen = weighed(X, y, sample_weight, groups)
         self._unread = unlabelled
         try:
             return super().fit(X, y, sample_weight, groups=groups)
         finally:
-            for name in ("_unread", "_unlabelled", "_stored", "_folds", "_size", "_epoch_steps"):
+            for name in ("_unread", "_chosen", "_unlabelled", "_stored", "_folds", "_size", "_epoch_steps"):
                 self.__dict__.pop(name, None)
 
     def _labelled(self, samples: Samples) -> Samples:

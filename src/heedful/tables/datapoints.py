@@ -16,6 +16,7 @@ from heedful._errors import InvalidArgument
 from heedful.bridges.predictors import Classifier, Regressor
 from heedful.bridges.samples import Samples
 from heedful.tables._calibration import temperature
+from heedful.tables._columns import without_target
 from heedful.tables._looking import Looking
 from heedful.tables._presets import NUMBERS
 
@@ -78,7 +79,7 @@ class _Datapoints(Looking):
     """The parameters of both estimators."""
 
     _optional: ClassVar[tuple[str, ...]] = ("feature_names_in_",)
-    _arrays: ClassVar[tuple[str, ...]] = ("context_cells_", "context_target_")
+    _arrays: ClassVar[tuple[str, ...]] = ("context_cells_", "context_target_", "context_rows_")
 
     def __init__(
         self,
@@ -160,9 +161,15 @@ class _Datapoints(Looking):
         self.checkpoint_dir = checkpoint_dir
 
     def _asked_outputs(self, X: Any, context: Any, context_size: int | None) -> np.ndarray:
-        context = "batch" if context is None and self.mode == "transductive" else context or "train"
+        if context is None:
+            context = "batch" if self.mode == "transductive" else "train"
         answers = self._answered(self._asked(X), context, context_size)
         return self._combined([part.target[0] for part in answers])
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Accuracy, or of numbers the coefficient of determination; y may be a column of the frame X, named by `target`."""
+        X, y = without_target(X, y, self.target, fitting=True)
+        return super().score(X, y, sample_weight)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -229,7 +236,11 @@ class DatapointClassifier(_Datapoints, Classifier):
             network.eval()
             parts = [self._held_answers(network, number) for number in held]
             logits, target = (torch.cat(side).cpu() for side in zip(*parts, strict=True))
-            self.temperature_ = temperature(logits.double(), target)
+            stored = self._stored
+            weights = None
+            if stored.weights is not None:
+                weights = torch.cat([stored.weights[stored.folds == number] for number in held]).double().cpu()
+            self.temperature_ = temperature(logits.double(), target, weight=weights)
 
     def _combined(self, answers: Sequence[Tensor]) -> np.ndarray:
         """The logarithm of the members' mean probability."""
@@ -279,8 +290,9 @@ class DatapointClassifier(_Datapoints, Classifier):
         best = self._asked_outputs(X, context, context_size).argmax(1)
         return self.classes_[best]
 
-    def evaluate(self, X: Any, y: Any, *, context: Any = None) -> dict[str, float]:
-        """Accuracy and the mean of -log p on labelled rows."""
+    def evaluate(self, X: Any, y: Any = None, *, context: Any = None) -> dict[str, float]:
+        """Accuracy and the mean of -log p on labelled rows; y may be a column of the frame X, named by `target`."""
+        X, y = without_target(X, y, self.target, fitting=True)
         return self._scores(self._asked_outputs(X, context, None), y)
 
 
@@ -363,6 +375,7 @@ class DatapointRegressor(_Datapoints, Regressor):
         """
         return self._asked_outputs(X, context, context_size)[:, 0]
 
-    def evaluate(self, X: Any, y: Any, *, context: Any = None) -> dict[str, float]:
-        """The root of the mean squared error on rows with targets."""
+    def evaluate(self, X: Any, y: Any = None, *, context: Any = None) -> dict[str, float]:
+        """The root of the mean squared error on rows with targets; y may be a column of the frame X, named by `target`."""
+        X, y = without_target(X, y, self.target, fitting=True)
         return self._scores(self._asked_outputs(X, context, None), y)

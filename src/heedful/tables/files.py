@@ -14,6 +14,8 @@ from heedful.bridges.frames import is_frame, read_table
 from heedful.bridges.npz import read_npz
 
 Split = Literal["train", "test"]
+# Dates begin with the year; a number that begins with zeros is a code.
+DATE, CODE, WHOLE = r"\d{4}-\d{2}-\d{2}", r"[+-]?0\d", r"\s*[+-]?\d+\s*"
 CLASSES = 20
 """Whole numbers of so many kinds are still classes."""
 
@@ -39,15 +41,22 @@ class TableData:
         known = self.X[target].notna()
         if every and not known.all():
             return replace(self, X=self.X.drop(columns=target))
+        if not known.any():
+            raise InvalidArgument(
+                f"{self.name} has no row with a value in the column {target!r}, which is to be predicted"
+            )
         frame = self.X[known]
         y = frame[target].to_numpy()
+        if len(y) and y.dtype.kind == "f" and (y == np.round(y)).all() and not known.all():
+            # Whole numbers are numbers with fractions only where some are missing.
+            y = y.astype(np.int64)
         return replace(self, X=frame.drop(columns=target), y=y.astype(str) if y.dtype.kind in "OT" else y)
 
 
 def read(file: str | Path, split: Split = "train") -> TableData:
     """Reads a table in .csv or .parquet with a row for each case, or a .npz with X and perhaps y.
 
-    Text that is a date in every cell is read as dates. In a .npz the arrays may have `_train` or `_test` behind their names: then those of `split` are read. Object arrays,
+    Text that is a date in every cell is read as dates; numbers that begin with zeros stay texts, as they are codes. In a .npz the arrays may have `_train` or `_test` behind their names: then those of `split` are read. Object arrays,
     which are pickles, are not read.
 
     >>> import tempfile
@@ -61,7 +70,7 @@ def read(file: str | Path, split: Split = "train") -> TableData:
     if not file.is_file():
         raise InvalidArgument(f"there is no file {file}")
     if file.suffix in (".csv", ".parquet"):
-        return TableData(_dated(read_table(file)), file.stem)
+        return TableData(_typed(read_table(file, text=True)), file.stem)
     if file.suffix != ".npz":
         raise InvalidArgument(f"{file} is none of .csv, .parquet, .npz; save a table with a row for each case")
     arrays = {name: array for name, (_, array) in read_npz(file, split, ("X", "y")).items()}
@@ -72,21 +81,23 @@ def read(file: str | Path, split: Split = "train") -> TableData:
     return TableData(X, file.stem, arrays["y"])
 
 
-def _dated(frame: Any) -> Any:
-    """Columns of text that are dates, as dates."""
+def _typed(frame: Any) -> Any:
+    """Columns of text that are numbers as numbers, and those that are dates as dates. Numbers that begin with zeros are texts: codes of places, say."""
     import pandas
 
     for name in frame.columns:
         column = frame[name]
         if not (pandas.api.types.is_object_dtype(column.dtype) or pandas.api.types.is_string_dtype(column.dtype)):
             continue
-        known = column.dropna()
-        # Dates begin with the year; numbers as text are no dates.
-        if len(known) and known.astype(str).str.match(r"\d{4}-\d{2}-\d{2}").all():
-            try:
+        known = column.dropna().astype(str)
+        try:
+            if len(known) and known.str.match(DATE).all():
                 frame[name] = pandas.to_datetime(column, format="ISO8601")
-            except (ValueError, TypeError):
-                continue
+            elif not known.str.match(CODE).any():
+                whole = len(known) == len(column) and known.str.fullmatch(WHOLE).all()
+                frame[name] = column.astype(np.int64 if whole else np.float64)
+        except (ValueError, TypeError, OverflowError):
+            continue
     return frame
 
 

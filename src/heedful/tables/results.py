@@ -17,7 +17,7 @@ from heedful._text import quantity
 class RowExplanation(Result):
     """The stored rows that one prediction relied on, the most attended first.
 
-    `rows` are their places in the table of `fit`, `shares` their shares of the attention, `effects` by how much the prediction falls when a row is taken out
+    `rows` are their places in the table of `fit`, `shares` their shares of the attention, or of the votes where rows vote (`share_of`), `effects` by how much the prediction falls when a row is taken out
     (negative: it rises), `values` and `targets` what stands in them; `row` is the row that was asked for.
     """
 
@@ -30,6 +30,7 @@ class RowExplanation(Result):
     targets: tuple[Any, ...]
     row: Mapping[str, Any]
     stored: int
+    share_of: str = "attention"
 
     def to_frame(self) -> Any:
         """A data frame: the row that was asked for, then the stored ones."""
@@ -56,7 +57,7 @@ class RowExplanation(Result):
         even = 1 / self.stored
         head = (
             f"prediction {_shown(self.answer)} ({self.prediction:.3f}); of {quantity(self.stored, 'stored row')} these {len(self.rows)} have "
-            f"{sum(self.shares):.0%} of the attention (an even share is {even:.3f})"
+            f"{sum(self.shares):.0%} of the {self.share_of} (an even share is {even:.3f})"
         )
         more = f"\n{len(self.values) - 6} more columns: to_frame()" if len(self.values) > 6 else ""
         return f"{head}\n{table}{more}"
@@ -68,9 +69,9 @@ class RowExplanation(Result):
         ax.barh(places, self.shares)
         labels = [f"row {row}: {_shown(target)}" for row, target in zip(self.rows, self.targets, strict=True)]
         ax.set_yticks(places, labels)
-        ax.axvline(1 / self.stored, color="gray", linestyle=":", label="an even share")
-        ax.set(xlabel="share of the attention", title=f"rows behind the prediction {_shown(self.answer)}")
-        ax.legend(frameon=False, loc="lower right")
+        ax.axvline(1 / self.stored, color="black", linestyle=":", label=f"an even share, {1 / self.stored:.3g}")
+        ax.set(xlabel=f"share of the {self.share_of}", title=f"rows behind the prediction {_shown(self.answer)}")
+        ax.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
         return ax
 
 

@@ -20,7 +20,7 @@ from heedful.bridges.predictors import Classifier
 from heedful.bridges.record import Hyperparameters
 from heedful.bridges.samples import Samples, check_is_fitted
 from heedful.tables._calibration import temperature
-from heedful.tables._columns import Columns, read_columns, without_target
+from heedful.tables._columns import Columns, read_columns, weighed, without_target
 from heedful.tables._folds import drawn_folds
 from heedful.tables._maps import Maps
 from heedful.tables._places import Pairing, centres_of, check_geometry, distances, targets_of
@@ -319,6 +319,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         `sample_weight` has a number for each case: how much its loss counts. A case of weight 0 is left out altogether. Cases of
         one entry of `groups` are left out by the same member.
         """
+        X, y, sample_weight, groups, _ = weighed(X, y, sample_weight, groups)
         try:
             return super().fit(X, y, sample_weight, groups=groups)
         finally:
