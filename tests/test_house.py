@@ -275,6 +275,7 @@ def test_public_things_have_docstrings():
         "bridges.predictors",
         "bridges.record",
         "bridges.samples",
+        "bridges.sentences",
         "bridges.training",
         "bridges.transformers",
         "bridges.watch",

