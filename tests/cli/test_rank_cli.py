@@ -40,8 +40,8 @@ def test_a_question_is_answered_with_reasons(rank, tmp_path):
     lines = out.splitlines()
     assert lines[0].startswith("the best 3 of 3 passages; the first 3 re-ranked by ")
     assert lines[2] == "  1  tides.md:5  The sea > Tides"
-    assert "cosine 0." in lines[3]
-    assert "like 2 (0." in lines[3]
+    assert lines[3].startswith("     same place before, cosine 0.")
+    assert "; resembles " in lines[3]
     assert "Twice a day the water rises" in lines[4]
     assert "\x1b" not in out
     # The index is there already, and serves without the folder too.

@@ -15,7 +15,7 @@ import pytest
 from bag_of_words import Words
 from heedful import InvalidArgument
 from heedful.ranking import METHODS, rerank
-from heedful.ranking.library import CHUNK, Library, index_path
+from heedful.ranking.library import AUTO, CHUNK, Library, index_path
 from heedful.ranking.passages import read_passages
 
 TOPICS = {
@@ -78,9 +78,18 @@ def test_the_new_order_is_that_of_the_method_on_the_first_list(library, method):
     answer = library.search("tide and moon", top=13, first=13, method=method)
     words = Words()
     database = words.encode([f"{hit.heading}\n{hit.text}" for hit in first.hits])
-    wanted = rerank(words.encode(["tide and moon"]), database, method, normalize=False, device="cpu")
+    name, options = AUTO if method == "auto" else (method, {})
+    wanted = rerank(words.encode(["tide and moon"]), database, name, normalize=False, device="cpu", **options)
+    assert answer.method == name
     assert [hit.first_place - 1 for hit in answer.hits] == wanted.order[0].tolist()
     np.testing.assert_allclose([hit.score for hit in answer.hits], wanted.scores[0], atol=1e-6)
+
+
+def test_options_are_the_methods(library):
+    plain = library.search("tide and moon", method="k-reciprocal", weight=1.0)
+    assert [hit.first_place for hit in plain.hits] == [hit.place for hit in plain.hits]
+    with pytest.raises(TypeError, match="wieght"):
+        library.search("tide and moon", wieght=1.0)
 
 
 def test_neighbours_are_the_most_similar_of_the_best(library):

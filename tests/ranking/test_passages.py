@@ -111,7 +111,7 @@ def test_short_sections_are_joined_under_what_both_stand_under(read):
     text = f"# A\n\n{few}\n\n## B\n\n{few}\n\n### C\n\n{few}\n\n## D\n\n{many}\n\n## E\n\n{few}\n\n# F\n\n{few}\n"
     few, many = few.strip(), many.strip()
     assert read("a.md", text) == [
-        Passage(f"{few}\n\nB\n{few}\n\nB > C\n{few}\n\nD\n{many}", 3, "A"),
+        Passage(f"{few}\n\nB:\n{few}\n\nB > C:\n{few}\n\nD:\n{many}", 3, "A"),
         Passage(few, 19, "A > E"),
         Passage(few, 23, "F"),
     ]

@@ -62,10 +62,9 @@ class Hit(Result):
     @property
     def reason(self) -> str:
         """Where it stood before, and which results vouch for it."""
-        steps = self.first_place - self.place
-        moved = f"{'up' if steps > 0 else 'down'} from {self.first_place}" if steps else "where it was"
+        before = "same place" if self.first_place == self.place else f"place {self.first_place}"
         others = ", ".join(f"{each.place} ({each.similarity:.2f})" for each in self.neighbours)
-        return f"cosine {self.cosine:.2f}, {moved}" + (f"; like {others}" if others else "")
+        return f"{before} before, cosine {self.cosine:.2f}" + (f"; resembles {others}" if others else "")
 
     def excerpt(self, query: str, signs: int = 300) -> str:
         """So many signs of the text, from the sentence on that shares most words with the question."""

@@ -67,7 +67,7 @@ def read_passages(file: str | Path) -> list[Passage]:
     ...     file = Path(folder, "sea.md")
     ...     _ = file.write_text("# Sea\n\nSalt water.\n\n## Tides\n\nThe moon pulls.\n\n# Land\n\nHills.\n")
     ...     read_passages(file)
-    [Passage(text='Salt water.\n\nTides\nThe moon pulls.', start=3, heading='Sea'), Passage(text='Hills.', start=11, heading='Land')]
+    [Passage(text='Salt water.\n\nTides:\nThe moon pulls.', start=3, heading='Sea'), Passage(text='Hills.', start=11, heading='Land')]
     """
     file = Path(file)
     reader = ENDINGS.get(file.suffix.lower())
@@ -275,7 +275,7 @@ def _pair(first: Passage, second: Passage) -> Passage | None:
     if not first.heading or not shared:
         return None
     parts = [
-        "\n".join(filter(None, (BELOW.join(own[shared:]), each.text)))
+        f"{BELOW.join(own[shared:])}:\n{each.text}" if own[shared:] else each.text
         for own, each in zip(titles, (first, second), strict=True)
     ]
     return Passage("\n\n".join(parts), first.start, BELOW.join(titles[0][:shared]))
