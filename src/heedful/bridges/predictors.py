@@ -92,7 +92,9 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def _scale(self, samples: Samples) -> None:
         target = samples.target
         assert target is not None
-        mean, scale = target.mean(0), target.std(0)
+        # A power of two near the largest: sums and squares do not overflow, and nothing is rounded.
+        unit = np.ldexp(1.0, np.frexp(np.abs(target).max(0, initial=0.0))[1] - 1)
+        mean, scale = (target / unit).mean(0) * unit, (target / unit).std(0) * unit
         scale = np.where(scale > 0, scale, 1.0)
         one = target.ndim == 1
         self.target_mean_, self.target_scale_ = (float(mean), float(scale)) if one else (mean, scale)

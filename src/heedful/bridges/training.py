@@ -241,8 +241,9 @@ class _Record(Callback):  # type: ignore[misc]
         epoch = Epoch(task.mean_loss(), held_out)
         if not np.isfinite([epoch.loss, *held_out.values()]).all():
             raise InvalidArgument(
-                f"the loss of epoch {len(self.epochs) + 1} is not finite (training {epoch.loss}, held out "
-                f"{held_out.get('loss', 'none')}); a smaller learning rate than {self.hyperparameters.lr:g} may help"
+                f"epoch {len(self.epochs) + 1} is not finite: the loss of training is {epoch.loss}, held out "
+                f"{', '.join(f'{name} {value}' for name, value in held_out.items()) or 'none'}; a smaller learning rate than "
+                f"{self.hyperparameters.lr:g} may help, or numbers of a smaller size"
             )
         self.epochs.append(epoch)
         if not held_out or self.best == 0 or held_out["loss"] < self.epochs[self.best - 1].held_out["loss"]:

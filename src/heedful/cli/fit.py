@@ -225,6 +225,8 @@ def _estimator(args: list[str]) -> tuple[Task, type[Any]]:
     options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     if "--task" not in options and {"--sequence", "--time-column"} & options.keys():
         options["--task"] = "events"  # no other files have columns to be named
+    elif "--task" not in options and "--target" in options:
+        options["--task"] = "tables"
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
     if {"--help", "-h"} & set(args):
         there = [Path(word) for word in files if Path(word).expanduser().is_file()]

@@ -13,8 +13,10 @@ from torch.nn import functional
 VALUES = 221
 
 
-def temperature(logits: Tensor, target: Tensor, reach: float = 4.0, weight: Tensor | None = None) -> float:
-    r"""What logits are divided by so that $-\log p$ of the targets is least, between 1 / reach and reach.
+def temperature(
+    logits: Tensor, target: Tensor, reach: float = 4.0, weight: Tensor | None = None, offset: Tensor | float = 0.0
+) -> float:
+    r"""What logits are divided by so that $-\log p$ of the targets is least, between 1 / reach and reach; an offset is added thereafter.
 
     Each class counts as seen once more in each case's place by 1 / (n + classes) (Platt 1999): few rows without an error do not make the next ones certain.
 
@@ -29,5 +31,6 @@ def temperature(logits: Tensor, target: Tensor, reach: float = 4.0, weight: Tens
     logs = torch.linspace(-np.log(reach), np.log(reach), VALUES, dtype=logits.dtype)
     each = torch.ones(count, dtype=logits.dtype) if weight is None else weight / weight.mean()
     smooth: dict[str, Any] = {"label_smoothing": classes / (count + classes), "reduction": "none"}
-    losses = [(each * functional.cross_entropy(logits / log.exp(), target.long(), **smooth)).mean() for log in logs]
+    target = target.long()
+    losses = [(each * functional.cross_entropy(logits / log.exp() + offset, target, **smooth)).mean() for log in logs]
     return float(logs[torch.stack(losses).argmin()].exp())

@@ -60,7 +60,7 @@ def pretrain_head(
     check_number(angle=angle)
     if not is_whole(random_state):
         raise InvalidArgument(f"random_state must be a whole number; got {random_state!r:.80}")
-    means = _turned(np.asarray(centres, dtype=np.float64), angle)
+    means = _turned(centres, angle)
     check_whole(5 * len(means), n=n)
     parameter = next(head.parameters(), None)
     if parameter is None:
@@ -103,7 +103,13 @@ def _check_logits(head: nn.Module, x: Tensor, classes: int) -> None:
         )
 
 
-def _turned(centres: np.ndarray, angle: float) -> np.ndarray:
+def _turned(centres: Any, angle: float) -> np.ndarray:
+    try:
+        centres = np.asarray(centres, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"centres must be numbers (classes, width), such as centres_ of a fitted TransportClassifier; got {centres!r:.80}"
+        ) from None
     if centres.ndim != 2 or len(centres) < 2 or not np.isfinite(centres).all():
         raise InvalidArgument(
             f"centres must be finite, (classes, width) with two classes or more; got shape {centres.shape}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._checks import check_choice, check_number, check_whole
-from heedful._errors import MissingExtra
+from heedful._errors import InvalidArgument, MissingExtra
 from heedful.bridges.batches import each
 from heedful.bridges.estimator import placed
 from heedful.bridges.predictors import Classifier
@@ -36,6 +36,9 @@ REACH = 1000.0
 """The temperature is sought up to here."""
 
 
+_WANTED = {2: "rows (cases, columns)", 3: "cases of tokens (cases, tokens, columns)"}
+
+
 class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifier):  # type: ignore[misc]
     r"""Classifies rows by a map $T$ that carries each class to a centre of its own; the nearest centre is the class.
 
@@ -48,7 +51,8 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
     are calibrated; rows are standardised by the training alone, and no test label is looked at.
 
     X is an array or a data frame with a row for each case: numbers, categories, dates; missing cells are allowed. It may also be an array (cases, tokens,
-    columns): each token is carried by the same map, and the log scores of a case's tokens are added up.
+    columns): each token is carried by the same map, which learns from classes of equal weight, so that their shares count once for a case and not once for a token,
+    $\log p(c \mid x_1 \dots x_k) = \log \pi_c - \frac{1}{\tau} \sum_j |T(x_j) - m_c|^2 / 2\sigma^2$ up to a constant, with the temperature $\tau$ fitted to cases that maps left out.
 
     Args:
         geometry: where the centres are: `"simplex"`, `"circle"` (as published) or `"lda"` (as the classes lie to one another). In Python also an array (classes, columns).
@@ -86,7 +90,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         strategy: how processes work together, as Lightning calls it: `"ddp"`.
 
     Fitted: `classes_`, `centres_` `(classes, width)` (the width counts a category by its levels), `priors_`, `temperature_`, `plan_cost_` (mean of $|x - t|^p$ over standardised rows),
-    `columns_`, `n_features_in_`, `network_` (the maps), `training_` (every epoch), `seed_`.
+    `columns_`, `n_features_in_`, `n_axes_in_` (2, or 3 of cases with tokens), `network_` (the maps), `training_` (every epoch), `seed_`.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -98,13 +102,14 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
     """
 
     _fitted: ClassVar[tuple[str, ...]] = (
-        "classes_", "n_features_in_", "columns_", "temperature_", "plan_cost_", "seed_", "training_",
+        "classes_", "n_features_in_", "n_axes_in_", "columns_", "temperature_", "plan_cost_", "seed_", "training_",
     )  # fmt: skip
     _arrays: ClassVar[tuple[str, ...]] = ("centres_", "priors_")
     # What Hyperparameters asks for by name.
     optimizer: ClassVar[str] = "AdamW"
     schedule: ClassVar[str] = "cosine"
     columns_: Columns
+    n_axes_in_: int
     centres_: np.ndarray
     priors_: np.ndarray
     temperature_: float
@@ -198,6 +203,13 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
     ) -> Samples:
         X, y = without_target(X, y, self.target, fitting=fitting)
         tokens = X.shape[1] if getattr(X, "ndim", 2) == 3 and 0 not in X.shape else 0
+        if fitting:
+            self.n_axes_in_ = 3 if tokens else 2
+        elif (self.n_axes_in_ == 3) != bool(tokens):
+            raise InvalidArgument(
+                f"this classifier was fitted on {_WANTED[self.n_axes_in_]}; got X of shape {np.shape(X)}. "
+                f"{'A case of one token is X[:, None]' if not tokens else 'Fit it on cases of tokens, or ask for one token at a time'}"
+            )
         if tokens:
             X = np.asarray(X).reshape(-1, X.shape[2])
             y = np.repeat(np.asarray(y), tokens) if fitting and y is not None else y
@@ -261,7 +273,14 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         return (torch.from_numpy(self._dense(samples)).float(),)
 
     def _parts(self, samples: Samples, learn: np.ndarray, held: np.ndarray) -> dict[str, Any]:
-        """Rows with their class, their goal and the member that leaves them out; those rows are measured by it."""
+        """Rows with their class, their goal and the member that leaves them out; those rows are measured by it.
+
+        Of tokens each class weighs the same: a map that knew of the shares of classes would count them with every token of a case.
+        """
+        if self.n_axes_in_ == 3:
+            assert samples.target is not None
+            weights = np.ones(len(samples)) if samples.weights is None else samples.weights
+            samples = replace(samples, weights=weights / self.priors_[samples.target])
         data, _ = super()._parts(samples, learn, held).values()
         inputs, codes, weight = data
         folds = torch.from_numpy(self._folds)
@@ -274,10 +293,11 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         _, goals, folds = target
         mapped = network.every(*inputs).reshape(self.members, *goals.shape)  # type: ignore[operator]
         errors = (mapped - goals).square().mean((2, 3))  # [M, cases]
-        counts = (folds != torch.arange(self.members, device=folds.device)[:, None]).to(errors)
-        counts = counts if weight is None else counts * weight
-        # A batch may lie in one member's part alone.
-        return (errors * counts).sum() / counts.sum().clamp_min(torch.finfo(counts.dtype).tiny)
+        learned = (folds != torch.arange(self.members, device=folds.device)[:, None]).to(errors)
+        counts = learned if weight is None else learned * weight
+        # A batch may lie in one member's part alone; and a share of its own weights would give a rare class less in all, since many batches have none of it.
+        total = (learned if self.n_axes_in_ == 3 else counts).sum().clamp_min(torch.finfo(counts.dtype).tiny)
+        return (errors * counts).sum() / total
 
     def _measure(self, network: nn.Module, inputs: Any, target: Any, weight: Any) -> Mapping[str, Tensor]:
         """Squared distances of left-out rows to the centre of their class, by the member that left them out.
@@ -309,9 +329,12 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         left = np.flatnonzero(self._folds < self.members)
         points = mapped[self._folds[left], left] if len(left) else mapped.mean(0)
         rows = left if len(left) else np.arange(len(samples))
-        logits = torch.from_numpy(self._log_scores(points.double().numpy() * self._unit))
+        scores = torch.from_numpy(self._log_scores(points.double().numpy() * self._unit))
         weight = None if samples.weights is None else torch.from_numpy(samples.weights[rows])
-        self.temperature_ = temperature(logits, torch.from_numpy(samples.target[rows]), REACH, weight)
+        # Tokens of a case may be alike, so that they say together no more than one of them.
+        reach, once = (REACH * points.shape[1], self._log_priors) if self.n_axes_in_ == 3 else (REACH, 0.0)
+        target = torch.from_numpy(samples.target[rows])
+        self.temperature_ = temperature(scores, target, reach, weight, torch.as_tensor(once))
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None) -> Self:
         """Learns from X and y; goes on where a killed call with the same `checkpoint_dir` stopped.
@@ -326,14 +349,17 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
             for name in ("_folds", "_goals"):
                 self.__dict__.pop(name, None)
 
+    @property
+    def _log_priors(self) -> np.ndarray:
+        return np.log(np.maximum(self.priors_, np.finfo(float).tiny))
+
     def _log_scores(self, points: np.ndarray) -> np.ndarray:
-        """Of each class, `(cases, classes)`, up to a constant and before the temperature; those of a case's tokens are added."""
+        """Of each class, `(cases, classes)`, up to a constant and before the temperature; those of a case's tokens are added, without the shares of classes."""
         squares = np.square(points[..., None, :] - self.centres_).sum(-1)
-        if self.likelihood == "gaussian":
-            scores = np.log(np.maximum(self.priors_, np.finfo(float).tiny)) - squares / (2 * self.covariance)
-        else:
-            scores = -np.sqrt(squares)
-        return scores if scores.ndim == 2 else scores.sum(1)
+        scores = -squares / (2 * self.covariance) if self.likelihood == "gaussian" else -np.sqrt(squares)
+        if self.n_axes_in_ == 3:
+            return scores.sum(1)
+        return self._log_priors + scores if self.likelihood == "gaussian" else scores
 
     @property
     def _n_features_out(self) -> int:
@@ -345,7 +371,8 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         return self._run(self._tensors(self._read(X))).double().numpy() * self._unit
 
     def _outputs(self, X: Any) -> np.ndarray:
-        return self._log_scores(self.transform(X)) / self.temperature_
+        scores = self._log_scores(self.transform(X)) / self.temperature_
+        return self._log_priors + scores if self.n_axes_in_ == 3 else scores
 
     def outlier_score(self, X: Any) -> np.ndarray:
         """Distance of T(x) to the nearest centre, `(cases,)`, of tokens the mean: large where a row is like none of the classes, or between them."""
