@@ -42,7 +42,7 @@ def power(alpha):
     return lambda rank, cosine: max(cosine, 0) ** alpha
 
 
-def check(ranking, expected, own=False, atol=1e-10):
+def check_scores(ranking, expected, own=False, atol=1e-10):
     """The scores are these, and the order follows them."""
     if own:
         expected = expected.copy()
@@ -65,16 +65,16 @@ def test_expansions(among):
         return np.stack([expanded(q, rows, n, weigh, me) for q, me in zip(queries, own, strict=True)]) @ rows.T
 
     given = None if among else Q
-    check(cosine(given, X), queries @ X.T, among)
-    check(average_query_expansion(given, X, n=5), all_by(5, lambda rank, cosine: 1), among)
+    check_scores(cosine(given, X), queries @ X.T, among)
+    check_scores(average_query_expansion(given, X, n=5), all_by(5, lambda rank, cosine: 1), among)
     falling = all_by(5, lambda rank, cosine: (5 - rank) / 5)
-    check(average_query_expansion(given, X, n=5, decay=True), falling, among)
-    check(METHODS["aqe-decay"](given, X, n=5), falling, among)
-    check(alpha_query_expansion(given, X, n=7, alpha=2.5), all_by(7, power(2.5)), among)
+    check_scores(average_query_expansion(given, X, n=5, decay=True), falling, among)
+    check_scores(METHODS["aqe-decay"](given, X, n=5), falling, among)
+    check_scores(alpha_query_expansion(given, X, n=7, alpha=2.5), all_by(7, power(2.5)), among)
     rows = np.stack([expanded(x, X, 3, power(1), place) for place, x in enumerate(X)])
     sought = rows if among else Q
-    check(database_augmentation(given, X, n=3, alpha=1, expand=False), sought @ rows.T, among)
-    check(database_augmentation(given, X, n=3, alpha=1), all_by(3, power(1), sought, rows), among)
+    check_scores(database_augmentation(given, X, n=3, alpha=1, expand=False), sought @ rows.T, among)
+    check_scores(database_augmentation(given, X, n=3, alpha=1), all_by(3, power(1), sought, rows), among)
 
 
 def test_neighbours_behind_have_no_weight():
@@ -82,7 +82,7 @@ def test_neighbours_behind_have_no_weight():
     rows = unit(np.array([[1.0, 0.1], [-1.0, 0.2], [-0.9, -0.5]]))
     q = np.array([[1.0, 0.0]])
     expected = unit(q + rows[:1]) @ rows.T
-    check(alpha_query_expansion(q, rows, n=3, alpha=0), expected)
+    check_scores(alpha_query_expansion(q, rows, n=3, alpha=0), expected)
 
 
 @pytest.mark.parametrize("dense", [5000, 0])
@@ -92,17 +92,17 @@ def test_diffusion(k, alpha, dense, monkeypatch):
     monkeypatch.setattr(diffusing, "DENSE", dense)
     inverse = spread(X, k, 3.0, alpha)
     atol = 1e-12 if dense else 1e-6
-    check(diffusion(None, X, k=k, alpha=alpha), inverse, True, atol * inverse.max())
+    check_scores(diffusion(None, X, k=k, alpha=alpha), inverse, True, atol * inverse.max())
     expected = starts(Q, X, 4, 3.0) @ inverse
-    check(diffusion(Q, X, k=k, alpha=alpha, k_query=4), expected, atol=atol * expected.max())
+    check_scores(diffusion(Q, X, k=k, alpha=alpha, k_query=4), expected, atol=atol * expected.max())
     expected = starts(Q, X, 4, 1.5) @ spread(X, k, 1.5, alpha)
-    check(diffusion(Q, X, k=k, alpha=alpha, k_query=4, gamma=1.5), expected, atol=atol * expected.max())
+    check_scores(diffusion(Q, X, k=k, alpha=alpha, k_query=4, gamma=1.5), expected, atol=atol * expected.max())
 
 
 def test_diffusion_to_a_few_queries_takes_no_inverse(monkeypatch):
     monkeypatch.setattr(torch, "cholesky_inverse", None)
     expected = starts(Q[:1], X, 10, 3.0) @ spread(X, 5, 3.0, 0.9)
-    check(diffusion(Q[:1], X, k=5, alpha=0.9), expected, atol=1e-6 * expected.max())
+    check_scores(diffusion(Q[:1], X, k=5, alpha=0.9), expected, atol=1e-6 * expected.max())
 
 
 def test_what_diffusion_does_not_reach_is_ordered_by_cosine():
