@@ -119,7 +119,7 @@ def sentences(package: str, modules: Sequence[str]) -> tuple[list[str], np.ndarr
                 continue
             seen.add(id(what))
             first, *more = (inspect.getdoc(what) or "").strip().split("\n\n")
-            # Compiled functions have their signature in front.
+            # Compiled functions have their signature in front; of some a second one follows, which stays, as in the reference figures.
             said = more[0] if more and re.match(r"\w+\(", first.strip()) else first
             text = " ".join(re.sub(rf"\b{re.escape(public)}\b", "", said).split())[:200]
             if len(text) >= 20:

@@ -44,6 +44,7 @@ RECIPES = {
     "primal-listops": Listed(no_run=LONG + "test_reproduce_listops.py"),
     "primal-spectrum": Listed(no_run=DATA),
     "primal-uea": Listed("its figures stand in the cells, in brackets: they are the best epoch on the test set", no_run=DATA),
+    "rerank-baselines": Listed("the published tables are of landmarks, whose images cannot be had; a numpy form stands beside ours"),
     "symmetry-arithmetic": Listed("the paper has no experiment", no_run=LONG + "test_symmetry_faces.py"),
     "symmetry-bodies": Listed(),
     "symmetry-gaussian": Listed("the figure wanted is a bar of ours", "it measures times, beside SDPA's", no_run=GPU),
