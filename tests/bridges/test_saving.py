@@ -35,6 +35,7 @@ from heedful.nn import (
     TimeAttention,
     Timed,
 )
+from heedful.ranking import ListEncoder
 from listed import KERNELS
 
 MODULES = {
@@ -66,6 +67,7 @@ MODULES = {
     "time-attention-encoding": lambda: TimeAttention(12, 3, "residual", encoding=BochnerTime(6, periods=[7.3]), depth=2),
     "time-attention-decay": lambda: TimeAttention(12, 3, "decay").calibrate(torch.arange(9)[None] / 7),
     "encoder-timed": lambda: Encoder(12, 3, [Timed("bias", BochnerTime(6, "mixture", components=2)), Timed("bucket", buckets=6)]),
+    "list-encoder": lambda: ListEncoder(7, 12, 3, depth=1, kernel=Gaussian(2.0)),
     "datapoint-block": lambda: DatapointBlock(12, 3, 5, norm_kv=False, scale="width", residual="query", eps=1e-12),
     "datapoint-block-inducing": lambda: DatapointBlock(12, 3, inducing=2, residual="identity", kernel=Gaussian(torch.nn.Parameter(torch.ones(3)))),
     "datapoint-attention": lambda: DatapointAttention(3, 4, 2, dropout=0.3, inducing=2, dtype=torch.float64),

@@ -35,6 +35,7 @@ from heedful.bridges.estimator import Estimator
 from heedful.decomposition import KernelSVD
 from heedful.events import NextEvent
 from heedful.geometry import EquivariantClassifier, EquivariantRegressor
+from heedful.ranking import ListReranker
 from heedful.series import SeriesClassifier
 from heedful.tables import DatapointClassifier, DatapointRegressor, TransportClassifier
 from small import Coordinates, CubeClassifier, Numbers, Order, lists, table
@@ -183,6 +184,11 @@ ESTIMATORS = {
         partial(TransportClassifier, **{"hidden": 16, "members": 2, "epochs": 12, "lr": 0.02, "predict_dtype": "float64", "random_state": 0}), classes, 66,
         UNWEIGHTED, "predict_proba", TRAINED | {"geometry": "line", "pairing": "nearest", "p": 0.5, "members": 0, "covariance": 0.0},
         {"hidden": [8, 16]}, missing=True,
+    ),
+    "result lists": Listed(
+        partial(ListReranker, **{"candidates": 9, "embed_dim": 8, "num_heads": 2, "epochs": 3, "batch_size": 32, "predict_dtype": "float64", "random_state": 0}),
+        classes, "scikit-learn has no rankers: its checks want a label for each row", wrong=TRAINED | {"candidates": 0, "keep": (1.0, 0.5), "affinity": "dot", "temperature": 0.0},
+        search={"depth": [1, 2]}, frame=False,
     ),
     "kernel SVD": Listed(
         partial(KernelSVD, **{"n_components": 3}), lambda: (table(30)[0], {}), 46, answer="transform",

@@ -45,7 +45,8 @@ class Block(Module):
     `kernel` is a kernel (default `Softmax()`), a `Primal()`, `Knowledge()`, `Pairs()` or `Timed()`, or one of the names `"softmax"`, `"linear"` (`FeatureMap("elu")`),
     `"primal"` and `"none"`, which leaves attention out: tokens do not mix, the control of every comparison. A primal layer whose
     weights depend on the data needs `max_len`; `num_kv_heads` and `impl` are for kernels. `hidden=0` leaves the network out: a block of
-    attention alone, which with `norm="rms"` and `value="identity"` is as equivariant as its layer.
+    attention alone, which with `norm="rms"` and `value="identity"` is as equivariant as its layer. `drop_path` is the share of cases of
+    a batch for which, in training, a branch adds nothing.
 
     Called with knowledge z, a block with a layer that reads it returns both: the tokens, and z evolved by the block's own
     normalisations and network, the map that moves the embedding of the tokens (Ma & Ying 2023, eq. 5.1 and 5.2).
@@ -71,19 +72,20 @@ class Block(Module):
         num_kv_heads: int | None = None,
         impl: str = "auto",
         max_len: int | None = None,
+        drop_path: float = 0.0,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads, num_kv_heads)
-        check_number(least=0, high=1, dropout=dropout)
+        check_number(least=0, high=1, dropout=dropout, drop_path=drop_path)
         check_whole(0, optional=True, hidden=hidden)
         layer = Softmax() if kernel is None else find_layer(kernel)
         check_choice(ACTIVATIONS, activation=activation)
         self.embed_dim, self.num_heads, self.activation, self.norm = embed_dim, num_heads, activation, norm
         self.hidden = 4 * embed_dim if hidden is None else hidden
         self.norm_first, self.bias, self.impl = norm_first, bias, impl
-        self.dropout = dropout
+        self.dropout, self.drop_path = dropout, drop_path
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.max_len = max_len
         self.self_attn: Attention | PrimalAttention | KnowledgeAttention | PairAttention | TimeAttention | None = None
@@ -217,13 +219,21 @@ class Block(Module):
         else:
             assert self.self_attn is not None
             out, _ = self.self_attn(x, need_weights=False, **events, **masks)
-        return functional.dropout(out, self.dropout, self.training)
+        return self._branch(out)
+
+    def _branch(self, out: Tensor) -> Tensor:
+        """What a branch adds to the residual stream: with dropout, and in training now and then nothing for a whole case (Huang et al. 2016)."""
+        out = functional.dropout(out, self.dropout, self.training)
+        if self.training and self.drop_path:
+            kept = out.new_empty(len(out), *(1,) * (out.ndim - 1)).bernoulli_(1 - self.drop_path)
+            out = out * kept / (1 - self.drop_path)
+        return out
 
     def _network(self, x: Tensor) -> Tensor:
         assert self.linear1 is not None
         assert self.linear2 is not None
         inner = functional.dropout(ACTIVATIONS[self.activation](self.linear1(x)), self.dropout, self.training)
-        return functional.dropout(self.linear2(inner), self.dropout, self.training)
+        return self._branch(self.linear2(inner))
 
 
 def _refuse(layer: PrimalAttention, attn_mask: Mask | Tensor | None, is_causal: bool) -> None:

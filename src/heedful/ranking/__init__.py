@@ -8,6 +8,8 @@ from heedful._lazy import lazy
 _HOMES = {
     "Ranking": "result",
     "Library": "library",
+    "ListEncoder": "encoder",
+    "ListReranker": "reranker",
     **dict.fromkeys(("Hit", "Hits", "Neighbour", "Update"), "hits"),
     **dict.fromkeys(("Passage", "read_passages"), "passages"),
     "nearest": "search",
@@ -37,6 +39,8 @@ __all__ = [
     "Hit",
     "Hits",
     "Library",
+    "ListEncoder",
+    "ListReranker",
     "METHODS",
     "Neighbour",
     "Passage",
@@ -68,6 +72,7 @@ __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
     from heedful.ranking.diffusing import diffusion
+    from heedful.ranking.encoder import ListEncoder
     from heedful.ranking.expansion import (
         alpha_query_expansion,
         average_query_expansion,
@@ -90,5 +95,6 @@ if TYPE_CHECKING:
     )
     from heedful.ranking.passages import Passage, read_passages
     from heedful.ranking.reciprocal import k_reciprocal
+    from heedful.ranking.reranker import ListReranker
     from heedful.ranking.result import Ranking
     from heedful.ranking.search import nearest

@@ -1,0 +1,216 @@
+"""`ListReranker`: what it learns, what its answers may depend on, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+from heedful import InvalidArgument
+from heedful.bridges.estimator import Estimator
+from heedful.ranking import ListReranker, k_reciprocal, mean_average_precision, relevance_by_label
+
+QUICK = {
+    "candidates": 24,
+    "embed_dim": 16,
+    "num_heads": 2,
+    "dropout": 0.0,
+    "drop_path": 0.0,
+    "epochs": 6,
+    "lr": 3e-3,
+    "random_state": 0,
+    "device": "cpu",
+    "progress": False,
+}
+
+
+def clusters(seed, classes=20, members=9, d=32, noise=1.0):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, d)).repeat(members, 0)
+    return centres + noise * rng.normal(size=centres.shape), np.arange(classes * members) // members
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return ListReranker(**QUICK | {"epochs": 4}).fit(*clusters(0, classes=40))
+
+
+def first(X, y):
+    order = np.argsort(-unit(X) @ unit(X).T, axis=1, kind="stable")
+    order = np.stack([row[row != place] for place, row in enumerate(order)])
+    return mean_average_precision(order, relevance_by_label(y, y))
+
+
+def unit(X):
+    return X / np.linalg.norm(X, axis=1, keepdims=True)
+
+
+def test_it_learns_what_serves_unseen_classes(trained):
+    X, y = clusters(1)
+    assert trained.score(X, y) > first(X, y) + 0.03
+    for measure in ("p@1", "ndcg", "recall@10"):
+        assert 0 < trained.score(X, y, measure=measure) <= 1
+    assert trained.training_.epochs[-1].loss < trained.training_.epochs[0].loss
+
+
+def test_scores_are_those_of_the_network_on_the_table_of_similarities(trained):
+    X, _ = clusters(1)
+    queries, database = unit(X[:5]), unit(X[5:])
+    found = trained.rerank(X[:5], X[5:])
+    assert found.order.shape == (5, len(X) - 5)
+    network = trained.network_.eval()
+    for number, query in enumerate(queries):
+        near = np.argsort(-database @ query, kind="stable")
+        members = np.concatenate((query[None], database[near[:24]]))
+        table = torch.from_numpy((members @ members.T).astype(np.float32))[None]
+        with torch.no_grad():
+            scores = network.scores(table)[0].numpy()
+        order = np.argsort(-scores, kind="stable")
+        np.testing.assert_array_equal(found.order[number], np.concatenate((near[:24][order], near[24:])))
+        np.testing.assert_allclose(found.scores[number, :24], scores[order], atol=1e-5)
+    assert (np.diff(found.scores, axis=1) <= 1e-6).all()
+    np.testing.assert_array_equal(trained.rerank(X[:5], X[5:], top=7).order, found.order[:, :7])
+
+
+def test_nothing_but_similarities_is_seen(trained):
+    """Rotated vectors, and vectors of another width, give the same; so do tables alone."""
+    X, _ = clusters(1)
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(32, 32)))[0]
+    found, turned = trained.rerank(X[:40]), trained.rerank(np.pad(X[:40] @ turn, ((0, 0), (0, 9))))
+    np.testing.assert_allclose(found.scores, turned.scores, atol=1e-5)
+    members = unit(X[:25])
+    lists = trained.rerank_lists((members @ members.T)[None])
+    again = trained.rerank(X[:1], X[1:25], candidates=np.arange(24)[None])
+    assert lists.order.shape == (1, 24)
+    # The order of the anchors is that of the list, so the list must be sorted first.
+    near = np.argsort(-members[1:] @ members[0], kind="stable")
+    ordered = np.concatenate((members[:1], members[1:][near]))
+    lists = trained.rerank_lists((ordered @ ordered.T)[None])
+    np.testing.assert_array_equal(near[lists.order[0]], again.order[0])
+
+
+def test_answers_do_not_depend_on_the_other_queries(trained):
+    X, _ = clusters(1)
+    together = trained.rerank(X[:70], X[70:])
+    alone = trained.rerank(X[3:4], X[70:])
+    np.testing.assert_array_equal(together.order[3:4], alone.order)
+    np.testing.assert_allclose(together.scores[3:4], alone.scores, atol=1e-6)
+
+
+def test_candidates_of_another_search(trained):
+    X, _ = clusters(1)
+    places = np.argsort(-unit(X[:4]) @ unit(X[4:]).T, axis=1)[:, :30]
+    whole = trained.rerank(X[:4], X[4:], candidates=places)
+    np.testing.assert_array_equal(whole.order, trained.rerank(X[:4], X[4:], top=30).order)
+    holes = places.copy()
+    holes[1, ::2] = -1
+    found = trained.rerank(X[:4], X[4:], candidates=holes)
+    assert set(found.order[1]) == {-1, *places[1, 1::2]}
+    assert (found.order[1, 15:] == -1).all()
+    np.testing.assert_array_equal(found.order[[0, 2, 3]], whole.order[[0, 2, 3]])
+    for wrong in (places[:2], places.astype(float), places + len(X)):
+        with pytest.raises(InvalidArgument, match="candidates"):
+            trained.rerank(X[:4], X[4:], candidates=wrong)
+
+
+@pytest.mark.parametrize("affinity", ["jaccard", "diffusion"])
+def test_other_similarities(affinity):
+    X, y = clusters(0)
+    options = {"k1": 8, "k2": 3} if affinity == "jaccard" else {"k": 8}
+    model = ListReranker(**QUICK, affinity=affinity, affinity_options=options).fit(X, y)
+    seen, labels = clusters(1)
+    assert model.score(seen, labels) > first(seen, labels)
+    if affinity == "jaccard":
+        lists = model.rerank(seen)
+        wanted = k_reciprocal(None, seen, k1=8, k2=3, weight=0.0)
+        assert [set(row[:24]) for row in lists.order] == [set(row[:24]) for row in wanted.order]
+
+
+def test_queries_with_what_is_relevant_to_them():
+    """The same lists, said with labels or with places, train the same network."""
+    X, y = clusters(0)
+    options = QUICK | {"keep": (1.0, 1.0), "epochs": 2}
+    relevant = [np.flatnonzero(y[40:] == label) for label in y[:40]]
+    by_places = ListReranker(**options).fit(X[:40], database=X[40:], relevant=relevant)
+    matrix = np.array([y[40:] == label for label in y[:40]])
+    by_matrix = ListReranker(**options).fit(X[:40], database=X[40:], relevant=matrix)
+    for one, other in zip(by_places.network_.parameters(), by_matrix.network_.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert by_places.rerank(X[:3], X[40:]).order.shape == (3, len(X) - 40)
+
+
+def test_several_descriptions_of_the_same_items():
+    X, y = clusters(0)
+    wide = np.concatenate((X, np.random.default_rng(0).normal(size=(len(X), 5))), axis=1)
+    model = ListReranker(**QUICK | {"epochs": 2}).fit([X, wide], y)
+    steps = -(-2 * len(X) // 64)
+    assert len(model.training_.epochs) == 2
+    assert model.score(*clusters(1)) > 0.3
+    assert steps == 6
+
+
+def test_classes_are_held_out_whole():
+    X, y = clusters(0)
+    model = ListReranker(**QUICK, validation_fraction=0.2).fit(X, y)
+    assert set(model.training_.measured) == {"loss", "average_precision"}
+    assert 0 < model.training_.measured["average_precision"] <= 1
+
+
+def test_folders_and_clones(trained, tmp_path):
+    trained.save_pretrained(tmp_path / "model")
+    again = Estimator.from_pretrained(tmp_path / "model")
+    X, _ = clusters(1)
+    np.testing.assert_array_equal(again.predict(X), trained.predict(X))
+    assert clone(trained).get_params() == trained.get_params()
+
+
+def test_small_databases(trained):
+    X, _ = clusters(1)
+    assert trained.rerank(X[:3], X[3:5]).order.shape == (3, 2)
+    assert trained.rerank(X[:3], X[3:4]).order.tolist() == [[0], [0], [0]]
+    lone = trained.rerank(X[:1], X[:30].repeat(2, 0))
+    # Equal rows have equal scores, and stay in their order.
+    pairs = lone.order[0].reshape(-1, 2)[:12]
+    np.testing.assert_array_equal(pairs[:, 0] + 1, pairs[:, 1])
+
+
+def test_wrong_calls_are_named(trained):
+    X, y = clusters(0)
+    for wrong, words in (
+        ({"temperature": 0.1}, "own=False"),
+        ({"affinity": "dot"}, "affinity"),
+        ({"keep": (0.9, 0.5)}, "smaller first"),
+        ({"keep": 0.5}, "two shares"),
+        ({"num_heads": 3}, "embed_dim"),
+        ({"candidates": 0}, "candidates"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            ListReranker(**QUICK | wrong).fit(X, y)
+    with pytest.raises(InvalidArgument, match="give labels"):
+        ListReranker(**QUICK).fit(X)
+    with pytest.raises(InvalidArgument, match="as many rows"):
+        ListReranker(**QUICK).fit(X, y[:-1])
+    with pytest.raises(InvalidArgument, match="nothing to learn"):
+        ListReranker(**QUICK).fit(X, np.arange(len(X)))
+    with pytest.raises(InvalidArgument, match="give relevant"):
+        ListReranker(**QUICK).fit(X, database=X)
+    with pytest.raises(InvalidArgument, match="label for each"):
+        trained.score(X, y[:-1])
+    with pytest.raises(InvalidArgument, match="the query first"):
+        trained.rerank_lists(np.ones((3, 4)))
+    with pytest.raises(InvalidArgument, match="finite"):
+        trained.rerank_lists(np.full((1, 3, 3), np.nan))
+    X[4, 2] = np.nan
+    with pytest.raises(InvalidArgument, match="finite"):
+        trained.rerank(X)
+
+
+def test_a_query_without_candidates_ranks_nothing(trained):
+    X, _ = clusters(1)
+    found = trained.rerank(X[:2], X[2:], candidates=np.array([[-1, -1], [3, 5]]))
+    assert found.order[0].tolist() == [-1, -1]
+    assert np.isfinite(found.scores[1]).all()
+
+
+def test_training_needs_no_more_than_lists(trained):
+    """What `fit` worked with is not kept."""
+    assert not [name for name in vars(trained) if name in ("_lists_of", "_asked_for", "_learned")]
