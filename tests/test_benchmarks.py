@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, bars, datapoints, gpu, pages, times, timing  # noqa: E402
+from benchmarks import accuracy, bars, datapoints, gpu, pages, search, times, timing  # noqa: E402
 from benchmarks.contest import hold  # noqa: E402
 from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
 
@@ -418,3 +418,33 @@ def test_a_layer_between_rows_that_is_wrong_is_not_timed(monkeypatch):
         runs.memory("flatten", 61)
     with pytest.raises(timing.WrongResult, match="heedful has relative error"):
         runs.race("latent")
+
+
+def test_known_items_are_found_where_documents_have_words_of_their_own(tmp_path, monkeypatch):
+    from bag_of_words import Words
+    from heedful.ranking import Library
+    from heedful.ranking._store import Store
+
+    monkeypatch.setattr(search, "CHOSEN_ON", 0)
+    (tmp_path / "docs").mkdir()
+    for number, word in enumerate(("tide", "stone", "cloud", "barn", "comet")):
+        (tmp_path / "docs" / f"{number}.txt").write_text(f"{word} {word}. " * 300)
+    words = Words(997)
+    with Library(tmp_path / "docs.sqlite", words) as library:
+        library.update(tmp_path / "docs")
+        assert len(search.search_times(library)) == len(search.QUESTIONS)
+    store = Store(tmp_path / "docs.sqlite")
+    head, *lines = search.known_items(store, words)
+    store.close()
+    assert head.startswith("5 questions, lists of 100 of 20 passages")
+    assert len(lines) == len(search.CASES)
+    assert lines[0].split() == ["cosine", "100.0", "100.0", "100.0", "100.0"]
+
+
+def test_documents_to_search_are_docstrings_each_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "MODULES", ["json", "json.decoder", "textwrap"])
+    search.write_documents(tmp_path)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.rst"))
+    assert "json/dumps.rst" in names
+    assert len(names) == len({path.read_text().split("\n", 3)[3] for path in tmp_path.rglob("*.rst")})
+    assert (tmp_path / "json" / "dumps.rst").read_text().startswith("dumps\n=====\n\nSerialize ")

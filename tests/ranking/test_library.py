@@ -299,6 +299,8 @@ def test_what_is_no_index_is_left_alone(tmp_path):
             assert file.read_bytes() == content
     with pytest.raises(InvalidArgument, match=r"other\.sqlite is a database of something else"):
         Library(other, Words())
+    with pytest.raises(InvalidArgument, match=r"note\.txt is no index; give another"):
+        Library(note, Words())
 
 
 def test_a_later_format_is_named(library):

@@ -74,11 +74,15 @@ def rank(
         if no_update and not index.exists():
             raise InvalidArgument(f"{folder} has no index yet; leave --no-update out to make it")
         index.parent.mkdir(parents=True, exist_ok=True)
-    with Library(index, sentences, rebuild=rebuild, device=device) as library, bar() as say:
-        update = None if no_update or folder is None else library.update(folder, progress=say)
-        if update is not None and not as_json:
-            typer.echo(f"{update}\nindex: {library.file}", err=bool(query))
-        answer = library.search(" ".join(query), top=top, first=first, method=method) if query else None
+    with Library(index, sentences, rebuild=rebuild, device=device) as library:
+        update, answer = None, None
+        if folder is not None and not no_update:
+            with bar() as say:
+                update = library.update(folder, progress=say)
+            if not as_json:
+                typer.echo(f"{update}\nindex: {library.file}", err=bool(query))
+        if query:
+            answer = library.search(" ".join(query), top=top, first=first, method=method)
     if as_json:
         echo({"index": str(index), "update": update, "answer": answer}, as_json)
     elif answer is not None:

@@ -141,6 +141,8 @@ class Store:
             raise self._damaged(error) from error
 
     def _damaged(self, why: object) -> InvalidArgument:
+        if self.file.suffix != ".sqlite" and "not a database" in str(why):
+            return InvalidArgument(f"{self.file} is no index; give another index")
         return InvalidArgument(f"the index {self.file} is damaged ({why}); give rebuild=True to build it anew")
 
     @contextmanager

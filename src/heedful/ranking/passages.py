@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -164,11 +165,16 @@ def _pdf(file: Path) -> Iterator[Section]:
         import pypdf
     except ImportError:
         raise MissingExtra("pypdf", "pdf") from None
-    # Whatever a file holds wrong, pypdf raises it by a dozen classes.
+    # What matters is raised, by a dozen classes; the rest it only logs.
+    log = logging.getLogger("pypdf")
+    level = log.level
     try:
+        log.setLevel(logging.CRITICAL)
         pages = [page.extract_text() or "" for page in pypdf.PdfReader(file).pages]
     except Exception as error:
         raise InvalidArgument(f"{file.name} cannot be read as a PDF: {' '.join(str(error).split())}") from error
+    finally:
+        log.setLevel(level)
     if not any(page.strip() for page in pages):
         raise InvalidArgument(f"{file.name} holds no text; pictures of pages need text recognition first")
     for number, text in enumerate(pages, 1):
