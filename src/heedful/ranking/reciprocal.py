@@ -101,12 +101,14 @@ class Neighbourhoods:
         """m of items by their numbers, `(b,)`, with all, `(b, n)`."""
         total = self._values.new_zeros(len(numbers) * self.count)
         at, entries = _entries(self._starts, numbers)
-        columns, values = self._columns[entries], self._values[entries]
+        columns, values, base = self._columns[entries], self._values[entries], at * self.count
         lengths = self._ends[columns + 1] - self._ends[columns]
         for part in _even(lengths):
             which, others = _entries(self._ends, columns[part])
-            least = torch.minimum(values[part][which], self._turned_values[others])
-            total.index_add_(0, at[part][which] * self.count + self._rows[others], least)
+            theirs = self._turned_values.index_select(0, others)
+            least = torch.minimum(values[part].index_select(0, which), theirs)
+            places = base[part].index_select(0, which) + self._rows.index_select(0, others)
+            total.index_add_(0, places, least)
         return total.view(len(numbers), self.count)
 
     def _average(self, ranks: Tensor) -> None:
@@ -188,9 +190,9 @@ def _compressed(counts: list[Tensor], columns: list[Tensor], values: list[Tensor
 def _entries(starts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """For rows by their numbers: which of them each entry belongs to, and where the entry stands."""
     lengths = starts[numbers + 1] - starts[numbers]
-    which = torch.arange(len(numbers), device=starts.device).repeat_interleave(lengths)
-    before = lengths.cumsum(0) - lengths
-    return which, torch.arange(len(which), device=starts.device) + (starts[numbers] - before)[which]
+    which = torch.repeat_interleave(lengths)
+    shift = starts[numbers] - (lengths.cumsum(0) - lengths)
+    return which, torch.arange(len(which), device=starts.device) + shift.index_select(0, which)
 
 
 def _even(lengths: Tensor) -> Iterator[slice]:

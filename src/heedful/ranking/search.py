@@ -178,10 +178,17 @@ def stable_top(scores: Tensor, k: int, second: Tensor | None = None) -> tuple[Te
 
 
 def _descending(scores: Tensor, second: Tensor | None) -> Tensor:
-    if second is None:
-        return scores.argsort(dim=1, descending=True, stable=True)
-    first = second.argsort(dim=1, descending=True, stable=True)
-    return first.gather(1, scores.gather(1, first).argsort(dim=1, descending=True, stable=True))
+    values, order = scores.sort(dim=1, descending=True, stable=True)
+    if second is None or scores.shape[1] < 2:
+        return order
+    # Runs of equal scores, numbered through all rows; only their members are sorted again.
+    fresh = torch.nn.functional.pad(values[:, 1:] != values[:, :-1], (1, 0), value=True)
+    tied = ~(fresh & torch.nn.functional.pad(fresh[:, 1:], (0, 1), value=True))
+    if tied.any():
+        runs = fresh.flatten().cumsum(0)[tied.flatten()]
+        by = second.gather(1, order)[tied].argsort(descending=True, stable=True)
+        order[tied] = order[tied][by[runs[by].argsort(stable=True)]]
+    return order
 
 
 def _merged(before: list[tuple[Tensor, Tensor]], part: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
