@@ -149,6 +149,7 @@ def test_hooks_are_gone_after_an_exception():
     with pytest.raises(InvalidArgument, match="closed"):
         tracker.record()
     assert len(tracker) == 0
+    assert tracker, "an empty tracker is a tracker"
 
 
 def test_snapshots_are_the_probe_and_what_the_module_returns():

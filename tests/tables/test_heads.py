@@ -72,3 +72,5 @@ def test_heads_that_cannot_be_trained(options, message):
         pretrain_head(head(), **options)
     with pytest.raises(InvalidArgument, match="no parameters"):
         pretrain_head(nn.ReLU(), CENTRES)
+    with pytest.raises(InvalidArgument, match=r"centres must be numbers \(classes, width\).*got 'circle'"):
+        pretrain_head(head(), "circle")

@@ -289,3 +289,9 @@ def test_straightness_is_one_less_the_efficiency():
     assert torch.equal(still.grad, torch.zeros_like(still))
     with pytest.raises(InvalidArgument, match="trajectory must be"):
         straightness_loss(steps[:1])
+
+
+def test_labels_of_several_kinds_are_refused():
+    steps = np.random.default_rng(0).normal(size=(2, 5, 3))
+    with pytest.raises(InvalidArgument, match="y must have labels of one kind; got NoneType, int"):
+        transport_metrics(steps, y=[0, 1, None, 1, 0])

@@ -11,7 +11,7 @@ pytest.importorskip("ot", reason="the extra 'transport' is not installed")
 import ot
 
 from heedful import InvalidArgument, MissingExtra, Unsupported
-from heedful.transport import Plan, assignment, assignments, gaussian_w2, plans, wasserstein
+from heedful.transport import Plan, _entropic, assignment, assignments, gaussian_w2, plans, wasserstein
 
 
 def clouds(points=7, others=None, width=3, seed=0):
@@ -94,12 +94,73 @@ def test_the_entropic_plan_is_a_plan_and_an_upper_bound(p, count):
     assert "an upper bound" in str(entropic)
 
 
+def near_and_far(kind, count):
+    rng = np.random.default_rng(2)
+    X, noise = rng.normal(size=(2, count, 3))
+    if kind == "close":
+        return X, X + 0.1 * noise
+    if kind == "same":
+        return X, X[::-1].copy()
+    apart = 50.0 * (np.arange(count) % 2)[:, None]
+    return X + apart, noise + apart
+
+
+@pytest.mark.parametrize(("kind", "count"), [("close", 401), ("clusters", 201), ("same", 97)])
+def test_the_gap_of_an_entropic_plan_is_proven(kind, count):
+    """Where the least cost is a small part of the mean cost as well: an entropy of 0.01 x the mean cost gave 2, 16 and 1e16 times the least."""
+    X, Y = near_and_far(kind, count)
+    exact, entropic = assignment(X, Y), assignment(X, Y, method="sinkhorn")
+    C = np.square(X[:, None] - Y).sum(-1)
+    u, v = entropic.potentials
+    assert (u[:, None] + v - C).max() < 1e-12 * C.mean()
+    low = (1 - entropic.gap) * entropic.cost
+    assert low == pytest.approx(u.mean() + v.mean(), abs=1e-12 * C.mean())
+    assert low - 1e-12 * C.mean() <= exact.cost <= entropic.cost + 1e-12 * C.mean()
+    assert entropic.gap <= 0.01
+    assert f"the least is at most {100 * entropic.gap:.2g} % less" in str(entropic)
+    assert exact.gap is None
+
+
+def test_few_iterations_leave_a_larger_gap_that_is_as_true(monkeypatch):
+    X, Y = near_and_far("close", 201)
+    monkeypatch.setattr(_entropic, "ITERATIONS", 2 * _entropic.CHUNK)
+    plan = assignment(X, Y, method="sinkhorn")
+    least = assignment(X, Y).cost
+    assert plan.gap > 0.1
+    assert (1 - plan.gap) * plan.cost <= least <= plan.cost
+
+
 def test_the_entropic_plan_has_weights_of_its_own():
     X, Y = clouds(5, 11)
     a = np.array([0.5, 0.1, 0.0, 0.2, 0.2])
     plan = assignment(X, Y, a=a, method="sinkhorn")
     np.testing.assert_allclose(plan.matrix.sum(1), a, atol=1e-12)
-    assert plan.cost >= assignment(X, Y, a=a).cost
+    np.testing.assert_allclose(plan.matrix.sum(0), 1 / 11, atol=1e-12)
+    least = assignment(X, Y, a=a).cost
+    assert (1 - plan.gap) * plan.cost <= least <= plan.cost
+    u, v = plan.potentials
+    assert (u[:, None] + v - np.square(X[:, None] - Y).sum(-1)).max() < 1e-12, "of the point without weight too"
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e-4, 1.0, 1e8])
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_no_scale_is_too_small_or_too_large(p, scale):
+    """POT lets go of cost differences below an absolute bound."""
+    X, Y = scale * np.random.default_rng(0).normal(size=(2, 101, 3))
+    exact = assignment(X, Y, p).cost
+    first = assignment(X, X, p)
+    C = np.linalg.norm(X[:, None] - Y, axis=-1) ** p
+    for plan in (
+        assignment(X, Y, p, method="plan"),
+        assignment(X, Y, p, start=first),
+        assignment(X, Y, p, start=assignment(X, X, p, start=first)),
+    ):
+        assert plan.cost == pytest.approx(exact, rel=1e-12, abs=0)
+        u, v = plan.potentials
+        assert (u[:, None] + v - C).max() < 1e-10 * C.mean()
+        assert u.mean() + v.mean() == pytest.approx(exact, rel=1e-9, abs=0)
+    entropic = assignment(X, Y, p, method="sinkhorn")
+    assert exact * (1 - 1e-12) <= entropic.cost <= exact * 1.011
 
 
 def test_auto_says_what_it_takes():
@@ -251,11 +312,21 @@ def test_gaussians(size):
     assert gaussian_w2(m1, np.diag(s1**2), m2, np.diag(s2**2)) == pytest.approx(wanted, abs=1e-8)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_equal_flat_gaussians_are_at_no_distance(rank, scale):
+    factor = np.random.default_rng(rank).normal(size=(5, rank))
+    S = scale * factor @ factor.T
+    S = (S + S.T) / 2
+    assert gaussian_w2(np.zeros(5), S, np.zeros(5), S) <= 1e-14 * np.sqrt(np.trace(S))
+    assert gaussian_w2(np.zeros(5), S, np.zeros(5), 4 * S) == pytest.approx(np.sqrt(np.trace(S)), rel=1e-12)
+
+
 def test_gaussians_may_be_flat_and_must_be_covariances():
     line, point = np.diag([1.0, 0.0]), np.zeros((2, 2))
     assert gaussian_w2([0, 0], line, [0, 0], point) == pytest.approx(1.0)
     for wrong, message in (
-        ([[1.0, 2.0], [0.0, 1.0]], "S2 must be a symmetric matrix"),
+        ([[1.0, 2.0], [0.5, 1.0]], r"S2\[0, 1\] = 2 and S2\[1, 0\] = 0.5 differ by 1.5"),
         ([[1.0, 2.0], [2.0, 1.0]], "S2 has the negative eigenvalue -1"),
         ([[1.0]], r"S2 must be a symmetric matrix of shape \(2, 2\)"),
     ):

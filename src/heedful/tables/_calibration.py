@@ -11,6 +11,8 @@ from torch.nn import functional
 
 # Values that are tried, evenly spaced in logarithm.
 VALUES = 221
+# Temperature and offsets are fitted in so many turns, with so many steps for the offsets.
+ROUNDS, STEPS = 8, 20
 
 
 def temperature(
@@ -34,3 +36,21 @@ def temperature(
     target = target.long()
     losses = [(each * functional.cross_entropy(logits / log.exp() + offset, target, **smooth)).mean() for log in logs]
     return float(logs[torch.stack(losses).argmin()].exp())
+
+
+def calibrated(scores: Tensor, target: Tensor, reach: float, weight: Tensor | None = None) -> tuple[float, Tensor]:
+    r"""A temperature $\tau$ and an offset for each class, `(classes,)`, so that $\mathrm{softmax}(s / \tau + b)$ fits the targets.
+
+    The offsets are those for which the mean probability of each class is its share of the targets, every class counted once more; they and the temperature
+    are fitted in turn.
+    """
+    count, classes = scores.shape
+    each = torch.ones(count, dtype=scores.dtype) if weight is None else weight / weight.mean()
+    shares = (torch.zeros(classes, dtype=scores.dtype).index_add(0, target.long(), each) + 1) / (count + classes)
+    value, offset = 1.0, shares.log()
+    for _ in range(ROUNDS):
+        value = temperature(scores, target, reach, weight, offset)
+        for _ in range(STEPS):
+            mean = (each[:, None] * (scores / value + offset).softmax(1)).mean(0)
+            offset = offset + shares.log() - mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+    return value, offset

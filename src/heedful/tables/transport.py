@@ -19,7 +19,7 @@ from heedful.bridges.estimator import placed
 from heedful.bridges.predictors import Classifier
 from heedful.bridges.record import Hyperparameters
 from heedful.bridges.samples import Samples, check_is_fitted
-from heedful.tables._calibration import temperature
+from heedful.tables._calibration import calibrated, temperature
 from heedful.tables._columns import Columns, read_columns, weighed, without_target
 from heedful.tables._folds import drawn_folds
 from heedful.tables._maps import Maps
@@ -52,7 +52,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     X is an array or a data frame with a row for each case: numbers, categories, dates; missing cells are allowed. It may also be an array (cases, tokens,
     columns): each token is carried by the same map, which learns from classes of equal weight, so that their shares count once for a case and not once for a token,
-    $\log p(c \mid x_1 \dots x_k) = \log \pi_c - \frac{1}{\tau} \sum_j |T(x_j) - m_c|^2 / 2\sigma^2$ up to a constant, with the temperature $\tau$ fitted to cases that maps left out.
+    $\log p(c \mid x_1 \dots x_k) = b_c - \frac{1}{\tau} \sum_j |T(x_j) - m_c|^2 / 2\sigma^2$ up to a constant, with the temperature $\tau$ and the offsets $b_c$ fitted to cases that maps left out (else $b_c = \log \pi_c$).
 
     Args:
         geometry: where the centres are: `"simplex"`, `"circle"` (as published) or `"lda"` (as the classes lie to one another). In Python also an array (classes, columns).
@@ -89,7 +89,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         num_nodes: how many machines train.
         strategy: how processes work together, as Lightning calls it: `"ddp"`.
 
-    Fitted: `classes_`, `centres_` `(classes, width)` (the width counts a category by its levels), `priors_`, `temperature_`, `plan_cost_` (mean of $|x - t|^p$ over standardised rows),
+    Fitted: `classes_`, `centres_` `(classes, width)` (the width counts a category by its levels), `priors_`, `temperature_`, `offsets_` ($b_c$, of cases with tokens), `plan_cost_` (mean of $|x - t|^p$ over standardised rows),
     `columns_`, `n_features_in_`, `n_axes_in_` (2, or 3 of cases with tokens), `network_` (the maps), `training_` (every epoch), `seed_`.
 
     >>> from sklearn.datasets import load_iris
@@ -104,7 +104,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
     _fitted: ClassVar[tuple[str, ...]] = (
         "classes_", "n_features_in_", "n_axes_in_", "columns_", "temperature_", "plan_cost_", "seed_", "training_",
     )  # fmt: skip
-    _arrays: ClassVar[tuple[str, ...]] = ("centres_", "priors_")
+    _arrays: ClassVar[tuple[str, ...]] = ("centres_", "priors_", "offsets_")
     # What Hyperparameters asks for by name.
     optimizer: ClassVar[str] = "AdamW"
     schedule: ClassVar[str] = "cosine"
@@ -112,6 +112,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
     n_axes_in_: int
     centres_: np.ndarray
     priors_: np.ndarray
+    offsets_: np.ndarray
     temperature_: float
 
     def __init__(
@@ -320,7 +321,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     def _verify(self, network: nn.Module, samples: Samples) -> None:
         """Fits the temperature to rows that were left out; where none were, to those that were learned from."""
-        self.temperature_ = 1.0
+        self.temperature_, self.offsets_ = 1.0, self._log_priors
         if not self.calibrate:
             return
         with torch.no_grad():
@@ -332,9 +333,13 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         scores = torch.from_numpy(self._log_scores(points.double().numpy() * self._unit))
         weight = None if samples.weights is None else torch.from_numpy(samples.weights[rows])
         # Tokens of a case may be alike, so that they say together no more than one of them.
-        reach, once = (REACH * points.shape[1], self._log_priors) if self.n_axes_in_ == 3 else (REACH, 0.0)
         target = torch.from_numpy(samples.target[rows])
-        self.temperature_ = temperature(scores, target, reach, weight, torch.as_tensor(once))
+        if self.n_axes_in_ == 3:
+            reach = REACH * points.shape[1]
+            self.temperature_, offsets = calibrated(scores, target, reach, weight)
+            self.offsets_ = offsets.numpy()
+        else:
+            self.temperature_ = temperature(scores, target, REACH, weight)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None) -> Self:
         """Learns from X and y; goes on where a killed call with the same `checkpoint_dir` stopped.
@@ -372,7 +377,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     def _outputs(self, X: Any) -> np.ndarray:
         scores = self._log_scores(self.transform(X)) / self.temperature_
-        return self._log_priors + scores if self.n_axes_in_ == 3 else scores
+        return self.offsets_ + scores if self.n_axes_in_ == 3 else scores
 
     def outlier_score(self, X: Any) -> np.ndarray:
         """Distance of T(x) to the nearest centre, `(cases,)`, of tokens the mean: large where a row is like none of the classes, or between them."""

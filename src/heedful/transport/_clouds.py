@@ -63,7 +63,13 @@ def labels(y: Any, count: int) -> list[NDArray[np.intp]]:
     codes = np.asarray(y.detach().cpu() if isinstance(y, torch.Tensor) else y)
     if codes.shape != (count,):
         raise InvalidArgument(f"y must have one label for each of the {count} points; got shape {codes.shape}")
-    codes = np.unique(codes, return_inverse=True)[1]
+    try:
+        codes = np.unique(codes, return_inverse=True)[1]
+    except TypeError:
+        kinds = sorted({type(label).__name__ for label in codes.tolist()})
+        raise InvalidArgument(
+            f"y must have labels of one kind; got {', '.join(kinds)}. Leave points without a label out, or give them a class of their own"
+        ) from None
     return [np.flatnonzero(codes == code) for code in range(codes.max() + 1)]
 
 

@@ -60,12 +60,12 @@ def _sparse(ot: Any, pairs: Index, costs: Array, count: int, unit: float) -> tup
     """The cheapest assignment among some pairs, places in a flat matrix, and its potentials."""
     from scipy.sparse import coo_array
 
-    # Sparse matrices have no entries of zero.
+    # Sparse matrices have no entries of zero, and POT lets go of differences below an absolute bound.
     low = costs.min() - unit
     mass = np.full(count, 1 / count)
-    matrix = coo_array((costs - low, np.divmod(pairs, count)), shape=(count, count))
+    matrix = coo_array(((costs - low) / unit, np.divmod(pairs, count)), shape=(count, count))
     plan, log = ot.emd(mass, mass, matrix, numItermax=100 * count * count, log=True, check_marginals=False)
     taken = plan.data > 0.5 / count
     index = np.empty(count, dtype=np.intp)
     index[plan.row[taken]] = plan.col[taken]
-    return index, log["u"] + low, log["v"]
+    return index, unit * log["u"] + low, unit * log["v"]

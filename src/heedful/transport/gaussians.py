@@ -30,14 +30,23 @@ def gaussian_w2(m1: Any, S1: Any, m2: Any, S2: Any) -> float:
         raise InvalidArgument(f"m1 has {len(first)} numbers and m2 {len(second)}; both means must have the same")
     root1, root2 = _root(S1, "S1", len(first)), _root(S2, "S2", len(first))
     u, _, vh = np.linalg.svd(root2 @ root1)
-    return float(np.sqrt(np.square(first - second).sum() + np.square(root1 - root2 @ u @ vh).sum()))
+    # In directions that a law does not reach U is what rounding makes of it; of equal laws the identity is the best.
+    trace = min(np.square(root1 - root2 @ turn).sum() for turn in (u @ vh, np.eye(len(u))))
+    return float(np.sqrt(np.square(first - second).sum() + trace))
 
 
 def _root(covariance: Any, name: str, size: int) -> Array:
     matrix = array(covariance, name)
     largest = np.abs(matrix).max()
-    if matrix.shape != (size, size) or np.abs(matrix - matrix.T).max() > 1e-8 * largest:
+    if matrix.shape != (size, size):
         raise InvalidArgument(f"{name} must be a symmetric matrix of shape {(size, size)}; got shape {matrix.shape}")
+    apart = np.abs(matrix - matrix.T)
+    if apart.max() > 1e-8 * largest:
+        i, j = np.unravel_index(apart.argmax(), apart.shape)
+        raise InvalidArgument(
+            f"{name} must be a symmetric matrix; {name}[{i}, {j}] = {matrix[i, j]:g} and {name}[{j}, {i}] = {matrix[j, i]:g} differ by "
+            f"{apart.max():g}. ({name} + {name}.T) / 2 is symmetric"
+        )
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     if values[0] < -1e-8 * max(largest, values[-1]):
         raise InvalidArgument(f"{name} has the negative eigenvalue {values[0]:.3g}; a covariance has none")

@@ -173,6 +173,10 @@ class TransportTracker:
         """How many snapshots there are beside the first, the input."""
         return len(self._snapshots) - 1
 
+    def __bool__(self) -> bool:
+        """True, also before the first `record()`: an empty tracker is a tracker."""
+        return True
+
     def _points(self) -> NDArray[Any]:
         """`(S + 1, N, features)`, with tokens as points of their own."""
         if not len(self):
