@@ -62,8 +62,8 @@ MODULES = [
     "matplotlib.pyplot",
 ]
 DOCUMENTS = 2000
-# Settings of "auto" were chosen on questions of other documents: those before the first of these, in the order of a draw.
-CHOSEN_ON, ASKED = 300, 400
+# Questions that are passed by, and those that are asked, in the order of a draw.
+PASSED, ASKED = 300, 400
 FIRST = 100
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("cosine", {}),
@@ -133,7 +133,7 @@ def known_items(store: Store, sentences: Sentences) -> Iterator[str]:
     names, counts = np.unique(paths, return_counts=True)
     chosen = [str(name) for name in names[counts >= 3]]
     random.Random(0).shuffle(chosen)
-    chosen = chosen[CHOSEN_ON : CHOSEN_ON + ASKED]
+    chosen = chosen[PASSED : PASSED + ASKED]
     first = {row.path: row.text for row, opens in zip(rows, opening, strict=True) if opens}
     questions = [re.split(r"(?<=\.)\s|\n\n", first[name].strip())[0][:200] for name in chosen]
     asked = sentences.encode(questions, kind="query")

@@ -425,7 +425,7 @@ def test_known_items_are_found_where_documents_have_words_of_their_own(tmp_path,
     from heedful.ranking import Library
     from heedful.ranking._store import Store
 
-    monkeypatch.setattr(search, "CHOSEN_ON", 0)
+    monkeypatch.setattr(search, "PASSED", 0)
     (tmp_path / "docs").mkdir()
     for number, word in enumerate(("tide", "stone", "cloud", "barn", "comet")):
         (tmp_path / "docs" / f"{number}.txt").write_text(f"{word} {word}. " * 300)
