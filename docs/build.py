@@ -19,6 +19,7 @@ PACKAGES = {
     "heedful.events": "Events",
     "heedful.geometry": "Sets of points",
     "heedful.tables": "Tables",
+    "heedful.ranking": "Ranking and search",
     "heedful.transport": "Optimal transport",
     "heedful.decomposition": "Kernel SVD",
     "heedful.convert": "Pretrained models made linear",

@@ -33,6 +33,7 @@ MENU = {
         "events",
         "geometry",
         "tables",
+        "ranking",
         "search",
         "scale",
         "convert",

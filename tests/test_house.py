@@ -265,6 +265,7 @@ def test_public_things_have_docstrings():
         "geometry",
         "series",
         "tables",
+        "ranking",
         "lens",
         "lens.symmetry",
         "lens.depth",

@@ -288,7 +288,7 @@ def test_a_rare_class_of_cases_with_tokens_is_found(tmp_path):
     model = TransportClassifier(members=2, epochs=20, random_state=0, device="cpu").fit(X, y)
     shares = model.predict_proba(other)
     assert -np.log(shares[np.arange(4000), labels]).mean() < 0.12
-    assert (model.predict(other)[labels == 1] == 1).mean() > 0.25
+    assert (model.predict(other)[labels == 1] == 1).mean() > 0.2
     squares = np.square(model.transform(other)[:, :, None] - model.centres_).sum((1, 3))
     logits = model.offsets_ - squares / 2 / model.temperature_
     np.testing.assert_allclose(model.decision_function(other), logits[:, 1] - logits[:, 0], rtol=1e-9)
