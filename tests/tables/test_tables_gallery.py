@@ -7,17 +7,28 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot
 
-SCRIPT = Path(__file__).parents[2] / "gallery" / "plot_rows.py"
+GALLERY = Path(__file__).parents[2] / "gallery"
 
 
 @pytest.fixture
-def script():
-    spec = importlib.util.spec_from_file_location("plot_rows", SCRIPT)
+def script(request):
+    spec = importlib.util.spec_from_file_location(request.param, GALLERY / f"{request.param}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+@pytest.mark.parametrize("script", ["plot_prior"], indirect=True)
+def test_every_kind_of_synthetic_table_has_a_panel(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "TRIED", 12)
+    script.main(tmp_path / "picture.png")
+    assert pyplot.imread(tmp_path / "picture.png").std() > 0.05
+    titles = [ax.get_title().split(" ")[0] for ax in pyplot.gcf().axes]
+    assert titles == list(script.TARGETS)
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("script", ["plot_rows"], indirect=True)
 def test_the_gallery_draws_its_picture(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "ROWS", 60)
     monkeypatch.setattr(script, "EPOCHS", 2)
