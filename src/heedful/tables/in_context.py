@@ -1,0 +1,222 @@
+"""A network that answers tables it was not trained on: rows with known targets are its context, other rows are asked (Müller et al. 2022; Hollmann et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from heedful._attend import attend
+from heedful._checks import check_whole
+from heedful._errors import InvalidArgument
+from heedful.kernels import Softmax
+from heedful.nn import Block, Module
+
+FAR = 6.0
+"""Standard deviations beyond which numbers are cut."""
+
+WAVES = (1.0, 2.0, 4.0)
+"""Frequencies of the sines and cosines of a number and of its rank."""
+
+DOUBT = 2e-3
+"""What is added to the votes of rows under the logarithm: no class is impossible."""
+
+
+class Context(NamedTuple):
+    """What is known of the rows of a context: sorted values and moments of columns, what rows are in front of each layer, and what votes need."""
+
+    values: Tensor
+    missing: Tensor
+    is_category: Tensor
+    identity: Tensor
+    layers: tuple[Tensor, ...]
+    rows: Tensor
+    target: Tensor
+    classes: Tensor
+
+
+class InContextNetwork(Module):
+    r"""Attention between the columns of each row, and from each row to the rows of the context, in turn; nothing is fitted to a table.
+
+    A cell is a vector of its number (in deviations of the context, cut at 6), its rank in the context, sines and cosines of both, whether it is missing and whether it is
+    a category, and of a random identity of its column. The target is a column in front. Layers are $x \leftarrow \mathrm{Block}_{columns}(x)$, then each column
+    attends along its rows, to those of the context alone. The log-probability of class c is that of a map of the target's cell plus votes of the context,
+
+    $$\sum_h w_h \log \left( \sum_i a_{hi} [y_i = c] + 0.002 \right),$$
+
+    of classes that the context has. Asked rows do not see one another; an order of the context's rows does not matter.
+
+    Args:
+        classes: classes of a table, at most.
+        embed_dim, num_heads, layers, expansion: the network's sizes.
+        votes: whether rows of the context vote, beside the map.
+        ranks, waves, identity: whether cells know their rank, sines and cosines; how many random numbers identify a column (0: columns are known by their cells alone).
+
+    >>> network = InContextNetwork(4, embed_dim=16, num_heads=2, layers=1)
+    >>> values, target = torch.randn(3, 12, 5), torch.randint(2, (3, 8))
+    >>> network(values, target, torch.tensor([2, 2, 2])).exp().sum(-1).allclose(torch.ones(3, 4))
+    True
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        embed_dim: int = 128,
+        num_heads: int = 4,
+        layers: int = 6,
+        expansion: int = 2,
+        *,
+        votes: bool = True,
+        ranks: bool = True,
+        waves: bool = True,
+        identity: int = 16,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        check_whole(classes=classes, embed_dim=embed_dim, layers=layers, expansion=expansion)
+        check_whole(0, identity=identity)
+        self.classes, self.embed_dim, self.num_heads, self.layers = classes, embed_dim, num_heads, layers
+        self.expansion, self.votes, self.ranks, self.waves, self.identity = expansion, votes, ranks, waves, identity
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        size = (1 + ranks) * (1 + 2 * len(WAVES) * waves) + 2
+        self.cell = nn.Sequential(
+            nn.Linear(size, embed_dim, **place), nn.GELU(), nn.Linear(embed_dim, embed_dim, **place)
+        )
+        self.column = nn.Linear(identity, embed_dim, bias=False, **place) if identity else None
+        # The last entry is that of a target that is asked for.
+        self.label = nn.Embedding(classes + 1, embed_dim, **place)
+        self.between_columns = nn.ModuleList(Block(embed_dim, num_heads, 0, bias=False, **place) for _ in range(layers))
+        self.between_rows = nn.ModuleList(
+            Block(embed_dim, num_heads, expansion * embed_dim, bias=False, **place) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(embed_dim, **place)
+        self.head = nn.Sequential(
+            nn.Linear(embed_dim, 2 * embed_dim, **place), nn.GELU(), nn.Linear(2 * embed_dim, classes, **place)
+        )
+        if votes:
+            self.query = nn.Linear(embed_dim, embed_dim, **place)
+            self.key = nn.Linear(embed_dim, embed_dim, **place)
+            self.weight = nn.Parameter(torch.full((num_heads,), 0.5 / num_heads, **place))
+        if self.column is not None:
+            nn.init.normal_(self.column.weight, std=0.1)
+        for name, part in self.named_parameters():
+            # Layers begin as what changes nothing.
+            if name.startswith("between_") and name.endswith(("out_proj.weight", "linear2.weight")):
+                nn.init.zeros_(part)
+
+    def forward(
+        self,
+        values: Tensor,
+        target: Tensor,
+        classes: Tensor,
+        is_category: Tensor | None = None,
+        identity: Tensor | None = None,
+    ) -> Tensor:
+        """Log-probabilities `(B, asked, classes)` of the rows behind the context, which are as many as `target` `(B, n)` has.
+
+        `values` `(B, n + asked, d)`, NaN where a cell is missing; `classes` `(B,)`: how many the context has, numbered from 0; `is_category` `(B, d)`; `identity` `(B, d, identity)`, drawn anew by
+        default, so that a call without it is one of many answers: give it, or average over calls.
+        """
+        count = target.shape[1]
+        context = self.remember(values[:, :count], target, classes, is_category, identity)
+        return self.answer(values[:, count:], context)
+
+    def remember(
+        self,
+        values: Tensor,
+        target: Tensor,
+        classes: Tensor,
+        is_category: Tensor | None = None,
+        identity: Tensor | None = None,
+    ) -> Context:
+        """Everything that answers need of a context `(B, n, d)`, computed once."""
+        if values.ndim != 3 or target.shape != values.shape[:2]:
+            raise InvalidArgument(
+                f"values must be (batch, rows, columns) and target (batch, rows); got {tuple(values.shape)} and {tuple(target.shape)}"
+            )
+        if is_category is None:
+            is_category = torch.zeros(len(values), values.shape[2], dtype=torch.bool, device=values.device)
+        if identity is None:
+            identity = torch.randn(
+                len(values), values.shape[2], self.identity, device=values.device, dtype=values.dtype
+            )
+        missing = values.isnan()
+        known = Context(values, missing, is_category, identity, (), values, target, classes)
+        x = self._cells(values, target, known)
+        layers = []
+        for columns, rows in zip(self.between_columns, self.between_rows, strict=True):
+            x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            along = x.transpose(1, 2).flatten(0, 1)
+            layers.append(along)
+            x = rows(along).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+        return known._replace(layers=tuple(layers), rows=self.norm(x[:, :, 0]))
+
+    def answer(self, values: Tensor, context: Context) -> Tensor:
+        """Log-probabilities `(B, asked, classes)` of rows `(B, asked, d)` by a context."""
+        hidden = torch.full(values.shape[:2], self.classes, device=values.device)
+        x = self._cells(values, hidden, context)
+        for columns, rows, along in zip(self.between_columns, self.between_rows, context.layers, strict=True):
+            x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            asked = x.transpose(1, 2).flatten(0, 1)
+            x = rows(asked, key=along).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+        row = self.norm(x[:, :, 0])
+        logits = self.head(row).float() if values.dtype != torch.float64 else self.head(row)
+        if self.votes:
+            logits = logits + self._votes(row, context).to(logits)
+        absent = torch.arange(self.classes, device=values.device) >= context.classes[:, None]
+        return logits.masked_fill(absent[:, None], -torch.inf).log_softmax(-1)
+
+    def attention(self, values: Tensor, context: Context) -> Tensor:
+        """How much each asked row takes of the votes of each row of the context, `(B, asked, n)`, the mean over heads; rows sum to 1."""
+        if not self.votes:
+            raise InvalidArgument("this network has no votes; votes=False")
+        seen: list[Tensor] = []
+        handle = self.norm.register_forward_hook(lambda module, inputs, out: seen.append(out))
+        try:
+            self.answer(values, context)
+        finally:
+            handle.remove()
+        q, k = self._heads(self.query(seen[-1])), self._heads(self.key(context.rows))
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).mean(1)
+
+    def _votes(self, row: Tensor, context: Context) -> Tensor:
+        labels = functional.one_hot(context.target, self.classes).to(row)[:, None].expand(-1, self.num_heads, -1, -1)
+        shares = attend(self._heads(self.query(row)), self._heads(self.key(context.rows)), labels, kernel=Softmax())
+        return torch.einsum("bhnc,h->bnc", (shares.float() + DOUBT).log(), self.weight.float())
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _cells(self, values: Tensor, target: Tensor, context: Context) -> Tensor:
+        """Vectors of the target and of all cells, `(B, rows, 1 + d, embed_dim)`."""
+        inputs = self._inputs(values, context)
+        x = self.cell(inputs.to(self.norm.weight.dtype))
+        if self.column is not None:
+            x = x + self.column(context.identity.to(x.dtype))[:, None]
+        return torch.cat((self.label(target)[:, :, None].to(x.dtype), x), dim=2)
+
+    def _inputs(self, values: Tensor, context: Context) -> Tensor:
+        """What is known of each cell, `(B, rows, d, inputs)`; statistics are of the context alone."""
+        missing = values.isnan()
+        x = torch.where(missing, values.new_zeros(()), values)
+        known = torch.where(context.missing, values.new_zeros(()), context.values)
+        there = (~context.missing).to(values)
+        count = there.sum(1, keepdim=True).clamp_min(1)
+        mean = (known * there).sum(1, keepdim=True) / count
+        spread = ((known - mean).square() * there).sum(1, keepdim=True).div(count).sqrt()
+        number = torch.where(spread > 1e-8, (x - mean) / (spread + 1e-8), 0.0).clamp(-FAR, FAR)
+        parts = [number]
+        if self.ranks:
+            # The mean of the places before and behind all equal ones; missing cells are sorted to the end.
+            ordered = torch.where(context.missing, torch.inf, known).mT.sort(-1).values.contiguous()
+            cells = x.mT.contiguous()
+            place = torch.searchsorted(ordered, cells) + torch.searchsorted(ordered, cells, right=True)
+            parts.append((place.mT.to(values) / (2 * count)).clamp(0, 1).sub(0.5).mul(12**0.5))
+        if self.waves:
+            parts += [wave(speed * part) for part in tuple(parts) for speed in WAVES for wave in (torch.sin, torch.cos)]
+        inputs = torch.stack(parts, dim=-1) * (~missing)[..., None]
+        flags = torch.stack((missing, context.is_category[:, None].expand_as(missing)), dim=-1)
+        return torch.cat((inputs, flags.to(inputs)), dim=-1)
