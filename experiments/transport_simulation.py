@@ -35,7 +35,7 @@ def _fit(classes: int, apart: int, target: str, seed: int, device: str, quick: b
     x, y, test, labels = (part.numpy() for part in data)
     options: dict[str, Any] = QUICK if quick else {}
     model = TransportClassifier(pairing=target, random_state=seed, device=device, **options).fit(x, y)
-    points = model.predict(test.reshape(-1, test.shape[2]))
+    points = model.predict(test.reshape(-1, 1, test.shape[2]))
     return {
         "point": float((points == np.repeat(labels, test.shape[1])).mean()),
         "instance": float(model.score(test, labels)),

@@ -256,6 +256,12 @@ def test_docs_list_every_public_name():
         assert f"`{name}`" in text
 
 
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by their names alone."""
+    names = [file.name for file in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_public_things_have_docstrings():
     rooms = (
         "kernels",

@@ -89,7 +89,7 @@ def test_doctor_as_json(run):
     told = json.loads(out)
     assert told["heedful"] == heedful.__version__
     extras = {package["extra"] for package in told["packages"]}
-    named = {"hf", "train", "tables", "transport", "demo", "archive", "graphs", "gguf", "plot", "ranking"}
+    named = {"pdf", "hf", "train", "tables", "transport", "demo", "archive", "graphs", "gguf", "plot", "ranking"}
     assert extras == {None, *named}
     for package in told["packages"]:
         assert (package["version"] is None) == (package["remedy"] is not None)

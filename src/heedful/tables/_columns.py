@@ -154,6 +154,8 @@ def weighed(X: Any, y: Any, weights: Any, groups: Any) -> tuple[Any, Any, Any, A
     from sklearn.utils import _safe_indexing
 
     given = None if weights is None else np.asarray(weights)
+    if given is not None and not hasattr(X, "__len__"):
+        X = np.asarray(X)
     if (
         given is None
         or given.ndim != 1

@@ -156,13 +156,7 @@ class InContextNetwork(Module):
 
     def answer(self, values: Tensor, context: Context) -> Tensor:
         """Log-probabilities `(B, asked, classes)` of rows `(B, asked, d)` by a context."""
-        hidden = torch.full(values.shape[:2], self.classes, device=values.device)
-        x = self._cells(values, hidden, context)
-        for columns, rows, along in zip(self.between_columns, self.between_rows, context.layers, strict=True):
-            x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-            asked = x.transpose(1, 2).flatten(0, 1)
-            x = rows(asked, key=along).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
-        row = self.norm(x[:, :, 0])
+        row = self._rows(values, context)
         logits = self.head(row).float() if values.dtype != torch.float64 else self.head(row)
         if self.votes:
             logits = logits + self._votes(row, context).to(logits)
@@ -173,14 +167,18 @@ class InContextNetwork(Module):
         """How much each asked row takes of the votes of each row of the context, `(B, asked, n)`, the mean over heads; rows sum to 1."""
         if not self.votes:
             raise InvalidArgument("this network has no votes; votes=False")
-        seen: list[Tensor] = []
-        handle = self.norm.register_forward_hook(lambda module, inputs, out: seen.append(out))
-        try:
-            self.answer(values, context)
-        finally:
-            handle.remove()
-        q, k = self._heads(self.query(seen[-1])), self._heads(self.key(context.rows))
+        q, k = self._heads(self.query(self._rows(values, context))), self._heads(self.key(context.rows))
         return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).mean(1)
+
+    def _rows(self, values: Tensor, context: Context) -> Tensor:
+        """The targets' cells of asked rows behind all layers, `(B, asked, embed_dim)`."""
+        hidden = torch.full(values.shape[:2], self.classes, device=values.device)
+        x = self._cells(values, hidden, context)
+        for columns, rows, along in zip(self.between_columns, self.between_rows, context.layers, strict=True):
+            x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            asked = x.transpose(1, 2).flatten(0, 1)
+            x = rows(asked, key=along).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+        return self.norm(x[:, :, 0])
 
     def _votes(self, row: Tensor, context: Context) -> Tensor:
         labels = functional.one_hot(context.target, self.classes).to(row)[:, None].expand(-1, self.num_heads, -1, -1)
