@@ -253,7 +253,7 @@ def test_tokens_add_their_log_scores(fitted):
     model = TransportClassifier(**QUICK).fit(X, y)
     other, labels = sets(seed=1)
     alone = other.reshape(-1, 1, 2)
-    once = model.offsets_[1] - model.offsets_[0]
+    once = np.log(model.priors_[1] / model.priors_[0])
     single = model.decision_function(alone).reshape(24, 7) - once
     np.testing.assert_allclose(model.decision_function(other) - once, single.sum(1), rtol=1e-5)
     assert model.score(other, labels) > model.score(alone, labels.repeat(7))
@@ -290,7 +290,7 @@ def test_a_rare_class_of_cases_with_tokens_is_found(tmp_path):
     assert -np.log(shares[np.arange(4000), labels]).mean() < 0.12
     assert (model.predict(other)[labels == 1] == 1).mean() > 0.2
     squares = np.square(model.transform(other)[:, :, None] - model.centres_).sum((1, 3))
-    logits = model.offsets_ - squares / 2 / model.temperature_
+    logits = np.log(model.priors_) + 20 * model.offsets_ - squares / 2 / model.temperature_
     np.testing.assert_allclose(model.decision_function(other), logits[:, 1] - logits[:, 0], rtol=1e-9)
     model.save_pretrained(tmp_path)
     np.testing.assert_array_equal(Estimator.from_pretrained(tmp_path).predict_proba(other), shares)

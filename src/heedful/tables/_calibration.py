@@ -41,7 +41,7 @@ def temperature(
 def calibrated(scores: Tensor, target: Tensor, reach: float, weight: Tensor | None = None) -> tuple[float, Tensor]:
     r"""A temperature $\tau$ and an offset for each class, `(classes,)`, so that $\mathrm{softmax}(s / \tau + b)$ fits the targets.
 
-    The offsets are those for which the mean probability of each class is its share of the targets, every class counted once more; they and the temperature
+    The offsets are those for which the mean probability of each class is its share of the targets, every class counted once more in both; they and the temperature
     are fitted in turn.
     """
     count, classes = scores.shape
@@ -52,5 +52,6 @@ def calibrated(scores: Tensor, target: Tensor, reach: float, weight: Tensor | No
         value = temperature(scores, target, reach, weight, offset)
         for _ in range(STEPS):
             mean = (each[:, None] * (scores / value + offset).softmax(1)).mean(0)
-            offset = offset + shares.log() - mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+            # Counted once more on both sides: where all cases are certain and right, offsets stay.
+            offset = offset + shares.log() - ((count * mean + 1) / (count + classes)).log()
     return value, offset

@@ -52,7 +52,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     X is an array or a data frame with a row for each case: numbers, categories, dates; missing cells are allowed. It may also be an array (cases, tokens,
     columns): each token is carried by the same map, which learns from classes of equal weight, so that their shares count once for a case and not once for a token,
-    $\log p(c \mid x_1 \dots x_k) = b_c - \frac{1}{\tau} \sum_j |T(x_j) - m_c|^2 / 2\sigma^2$ up to a constant, with the temperature $\tau$ and the offsets $b_c$ fitted to cases that maps left out (else $b_c = \log \pi_c$).
+    $\log p(c \mid x_1 \dots x_k) = \log \pi_c + \sum_j \left( b_c - |T(x_j) - m_c|^2 / 2\sigma^2\tau \right)$ up to a constant, with the temperature $\tau$ and the offsets $b_c$ fitted to cases that maps left out (else 0).
 
     Args:
         geometry: where the centres are: `"simplex"`, `"circle"` (as published) or `"lda"` (as the classes lie to one another). In Python also an array (classes, columns).
@@ -321,7 +321,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
 
     def _verify(self, network: nn.Module, samples: Samples) -> None:
         """Fits the temperature to rows that were left out; where none were, to those that were learned from."""
-        self.temperature_, self.offsets_ = 1.0, self._log_priors
+        self.temperature_, self.offsets_ = 1.0, np.zeros(len(self.priors_))
         if not self.calibrate:
             return
         with torch.no_grad():
@@ -337,7 +337,7 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         if self.n_axes_in_ == 3:
             reach = REACH * points.shape[1]
             self.temperature_, offsets = calibrated(scores, target, reach, weight)
-            self.offsets_ = offsets.numpy()
+            self.offsets_ = (offsets.numpy() - self._log_priors) / points.shape[1]
         else:
             self.temperature_ = temperature(scores, target, REACH, weight)
 
@@ -376,8 +376,9 @@ class TransportClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cla
         return self._run(self._tensors(self._read(X))).double().numpy() * self._unit
 
     def _outputs(self, X: Any) -> np.ndarray:
-        scores = self._log_scores(self.transform(X)) / self.temperature_
-        return self.offsets_ + scores if self.n_axes_in_ == 3 else scores
+        points = self.transform(X)
+        scores = self._log_scores(points) / self.temperature_
+        return self._log_priors + points.shape[1] * self.offsets_ + scores if self.n_axes_in_ == 3 else scores
 
     def outlier_score(self, X: Any) -> np.ndarray:
         """Distance of T(x) to the nearest centre, `(cases,)`, of tokens the mean: large where a row is like none of the classes, or between them."""
