@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from heedful.kernels import Kernel, as_kernel
 from heedful.masks import Mask
 from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, heads, linear, reference, sequence
 from heedful.ops.distance import steadied
+from heedful.ops.fused import short
 from heedful.ops.request import pairs
 from heedful.ops.shield import shield, shield_factors
 
@@ -329,6 +331,8 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
                 "impl='auto' picks one that can; attend.plan(...) lists them"
             )
         return impl, "asked for by name"
+    if _is_many(request):
+        return "short", IMPLEMENTATIONS["short"].summary
     fused = _fusing(request)
     if IMPLEMENTATIONS["sdpa"].refuse(request) is None and not (fused and _costs_copies(request)):
         return "sdpa", IMPLEMENTATIONS["sdpa"].summary
@@ -350,6 +354,12 @@ def _choose(request: Request, impl: str) -> tuple[str, str]:
         ):
             return "linear", line.summary
     return direct, why
+
+
+def _is_many(request: Request) -> bool:
+    """Whether these are so many short sequences, in 16 bit on a GPU, that blocks for long ones would stay mostly empty."""
+    narrow = request.value.dtype in (torch.bfloat16, torch.float16) and request.query.device.type == "cuda"
+    return narrow and math.prod(request.shape[:-2]) >= short.MANY and IMPLEMENTATIONS["short"].refuse(request) is None
 
 
 def _fusing(request: Request) -> bool:

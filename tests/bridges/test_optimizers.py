@@ -202,7 +202,8 @@ def test_gradients_are_clamped_by_entry():
     assert trained(clip=1.0) == pytest.approx([5 / norm, 0.5 / norm, -5 / norm], abs=1e-3)
 
 
-def test_a_stopped_training_with_lookahead_goes_on_to_the_same_weights(tmp_path):
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_a_stopped_training_with_lookahead_goes_on_to_the_same_weights(tmp_path, average):
     pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
     from heedful.bridges.training import train
 
@@ -211,7 +212,8 @@ def test_a_stopped_training_with_lookahead_goes_on_to_the_same_weights(tmp_path)
     y = x @ torch.tensor([0.2, -0.4, 0.1, 0.0, 0.6])
     # 7 steps an epoch: synchronisations fall within epochs, and one on the end of the sixth.
     how = Hyperparameters(
-        epochs=6, batch_size=8, lr=0.03, optimizer="LookaheadLamb", schedule="flat-cosine", flat=0.7, clip=None, clip_value=1.0
+        epochs=6, batch_size=8, lr=0.03, optimizer="LookaheadLamb", schedule="flat-cosine", flat=0.7, clip=None, clip_value=1.0,
+        average=average,
     )  # fmt: skip
 
     def run(checkpoint=None, stop=None):

@@ -137,10 +137,42 @@ def test_schedules_reach_the_optimizer():
     ):
         how = Hyperparameters(**options)
         assert moved(**options) == pytest.approx(sum(how.factor(step, 10) for step in range(10)), rel=1e-4)
-    with pytest.raises(InvalidArgument, match="need the number of steps, and a stream has none"):
+    with pytest.raises(InvalidArgument, match="need the number of steps, and this stream has no length"):
         run(Stream(), schedule="cosine")
     factors = [Hyperparameters(schedule="flat-cosine", warmup=0.1).factor(step, 100) for step in range(101)]
     assert (factors[0], factors[10], factors[50], factors[75], factors[100]) == (0.1, 1.0, 1.0, 0.5, 0.0)
+
+
+class Counted(Stream):
+    """The same stream, which knows how long it is."""
+
+    def __len__(self):
+        return len(X)
+
+
+def test_a_stream_with_a_length_has_a_schedule():
+    assert same(run(Counted(), schedule="cosine", warmup=0.2)[0], run(schedule="cosine", warmup=0.2)[0])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_running_mean_of_the_weights_is_measured_and_kept(accumulate):
+    """By SGD on a constant slope a weight is linear in the number of steps, and its mean a sum of powers."""
+    net, decay, steps = nn.Linear(1, 1, bias=False), 0.75, 6 // accumulate
+    before, seen = net.weight.item(), []
+
+    def measure(net, x):
+        seen.append(net.weight.item())
+        return {"loss": net(x)[:, 0]}
+
+    train(
+        net, (torch.ones(6, 1),), (torch.ones(2, 1),), loss=lambda net, x: net(x).mean(), measure=measure, device=CPU,
+        hyperparameters=Hyperparameters(1, 1, 0.5, "SGD", clip=None, accumulate=accumulate, average=decay),
+    )  # fmt: skip
+    mean = before
+    for step in range(1, steps + 1):
+        mean = decay * mean + (1 - decay) * (before - 0.5 * step)
+    assert net.weight.item() == pytest.approx(mean, abs=1e-6)
+    assert seen == [net.weight.item()]
 
 
 def test_accumulated_batches_are_one_step():

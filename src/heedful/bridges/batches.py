@@ -132,6 +132,10 @@ class Stream(Share, IterableDataset[Any]):
     def loader(self) -> DataLoader[Any]:
         return DataLoader(self, batch_size=None)
 
+    def __len__(self) -> int:
+        # Without a length of its own this raises TypeError, which is how torch and Lightning learn of it.
+        return -(-len(self.data) // self.size)  # type: ignore[arg-type]
+
     def __iter__(self) -> Iterator[Any]:
         if hasattr(self.data, "set_epoch"):
             self.data.set_epoch(self.epoch)

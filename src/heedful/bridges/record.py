@@ -23,7 +23,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """How a network is trained: everything beside network and data that decides the result.
+    r"""How a network is trained: everything beside network and data that decides the result.
 
     Args:
         epochs, patience: training ends after `epochs`, or when the held-out loss has not fallen for `patience` of them.
@@ -36,6 +36,8 @@ class Hyperparameters:
             norm `clip`; None for neither.
         precision: `"bfloat16"` computes in it where that is safe, weights stay float32; `"auto"` does so on a GPU.
         seed: decides order and dropout.
+        average: what is measured and kept is a running mean of the weights over steps, $\bar w \leftarrow a \bar w + (1 - a) w$ with this a; None for
+            the weights themselves.
 
     >>> Hyperparameters(epochs=3).lr
     0.001
@@ -57,6 +59,7 @@ class Hyperparameters:
     precision: Precision = "float32"
     flat: float = 0.5
     clip_value: float | None = None
+    average: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -68,6 +71,7 @@ class Hyperparameters:
         check_number(0, optional=True, clip=self.clip, clip_value=self.clip_value)
         check_number(least=0, weight_decay=self.weight_decay)
         check_number(least=0, high=1, warmup=self.warmup)
+        check_number(least=0, high=1, optional=True, average=self.average)
         check_number(least=0, most=1, flat=self.flat)
         check_choice(Schedule, schedule=self.schedule)
         check_choice(Precision, precision=self.precision)

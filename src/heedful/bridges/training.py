@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,8 @@ def train(
 
     Args:
         data, held_out: tensors with one row per case in a tuple, which may hold tuples and None; or a Dataset of cases, with
-            places (`__getitem__`, `__len__`) or a stream (`IterableDataset`; one that has `set_epoch(number)` is called).
+            places (`__getitem__`, `__len__`) or a stream (`IterableDataset`; `set_epoch(number)`, where it has one, is called, and
+            where it has a length a schedule of the learning rate may be asked for).
         collate: makes a batch of a list of the Dataset's cases; torch's `default_collate` by default.
         lengths: one for each case: batches are of similar lengths, so that little is padded.
         loss: `loss(network, *batch)` is the batch's mean loss.
@@ -86,7 +87,8 @@ def train(
         data, held_out = (each(part, lambda tensor: tensor.to(device)) for part in (data, held_out))
     learning = batches(data, hyperparameters, collate, lengths, shuffle=True)
     measuring = None if held_out is None else batches(held_out, hyperparameters, collate, None, shuffle=False)
-    record = _Record(learning, network, hyperparameters, progress)
+    average = None if hyperparameters.average is None else _Average(network, hyperparameters.average)
+    record = _Record(learning, network, hyperparameters, progress, average)
     patience = hyperparameters.patience
     bfloat16 = hyperparameters.precision == "bfloat16" or (
         hyperparameters.precision == "auto" and device.type == "cuda"
@@ -101,6 +103,7 @@ def train(
             max_epochs=hyperparameters.epochs,
             accumulate_grad_batches=hyperparameters.accumulate,
             callbacks=[
+                *([average] if average else []),
                 record,
                 *([_Stopping(patience)] if measuring is not None and patience is not None else []),
                 *([_Keeper(checkpoint)] if checkpoint else []),
@@ -213,7 +216,7 @@ class _Task(lightning.LightningModule):  # type: ignore[misc]
         steps = self.trainer.estimated_stepping_batches
         if not 0 < steps < math.inf:
             raise InvalidArgument(
-                f"schedule={how.schedule!r} and warmup={how.warmup} need the number of steps, and a stream has none; take 'flat' and 0"
+                f"schedule={how.schedule!r} and warmup={how.warmup} need the number of steps, and this stream has no length; take 'flat' and 0"
             )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: how.factor(step, int(steps)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -226,8 +229,16 @@ def _arguments(batch: Any) -> Any:
 class _Record(Callback):  # type: ignore[misc]
     """Every epoch's numbers and the weights of the best one; both are part of a checkpoint."""
 
-    def __init__(self, order: Share, network: nn.Module, hyperparameters: Hyperparameters, progress: Progress) -> None:
+    def __init__(
+        self,
+        order: Share,
+        network: nn.Module,
+        hyperparameters: Hyperparameters,
+        progress: Progress,
+        average: _Average | None,
+    ) -> None:
         self.order, self.network, self.hyperparameters, self.progress = order, network, hyperparameters, progress
+        self.average = average
         self.epochs: list[Epoch] = []
         self.weights: dict[str, Tensor] = {}
         self.best = self.resumed = 0
@@ -248,7 +259,8 @@ class _Record(Callback):  # type: ignore[misc]
         self.epochs.append(epoch)
         if not held_out or self.best == 0 or held_out["loss"] < self.epochs[self.best - 1].held_out["loss"]:
             self.best = len(self.epochs)
-            self.weights = {name: tensor.detach().cpu().clone() for name, tensor in self.network.state_dict().items()}
+            with nullcontext() if self.average is None else self.average.taken():
+                self.weights = {name: part.detach().cpu().clone() for name, part in self.network.state_dict().items()}
         if trainer.is_global_zero:
             self.progress(len(self.epochs), self.hyperparameters.epochs, str(epoch))
 
@@ -261,6 +273,55 @@ class _Record(Callback):  # type: ignore[misc]
         self.weights = state["weights"]
         # Lightning fetches the first batch after a restart before it tells the sampler which epoch it is.
         self.order.set_epoch(self.resumed)
+
+
+class _Average(Callback):  # type: ignore[misc]
+    """A running mean of the weights over steps, which is measured in their place; it is part of a checkpoint."""
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self.network, self.decay = network, decay
+        self.means: list[Tensor] = []
+        self.steps = 0
+
+    @torch.no_grad()
+    def on_train_start(self, trainer: Any, task: Any) -> None:
+        device = task.device
+        self.means = [x.to(device) for x in self.means] or [x.detach().clone() for x in self.network.parameters()]
+        self.steps = trainer.global_step
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step > self.steps:
+            self.steps = trainer.global_step
+            torch._foreach_lerp_(self.means, list(self.network.parameters()), 1 - self.decay)
+
+    def on_validation_start(self, trainer: Any, task: Any) -> None:
+        self._exchange()
+
+    def on_validation_end(self, trainer: Any, task: Any) -> None:
+        self._exchange()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """The mean in place of the weights."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for weight, mean in zip(self.network.parameters(), self.means, strict=True):
+            last = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(last)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"means": self.means}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.means = state["means"]
 
 
 class _Stopping(EarlyStopping):  # type: ignore[misc]
