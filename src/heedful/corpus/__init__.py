@@ -1,0 +1,34 @@
+"""Corpus: who stands near whom in a text, counted exactly; word vectors and attention read off the counts.
+
+>>> from heedful.corpus import Cooccurrence
+>>> counter = Cooccurrence(window=2, weighting="uniform").fit(["the sea and the sand", "the sea"])
+>>> counter.vocabulary_.words
+['the', 'sea', 'and', 'sand']
+>>> counter.counts()[0, 1]
+np.float64(2.0)
+"""
+
+from typing import TYPE_CHECKING
+
+from heedful._lazy import lazy
+
+# Name -> the file it lives in; nothing is imported before it is used.
+_HOMES = {
+    "Cooccurrence": "counting",
+    "Vocabulary": "vocabulary",
+    "association": "association",
+}
+
+__all__ = [
+    "Cooccurrence",
+    "Vocabulary",
+    "association",
+]
+
+
+__getattr__, __dir__ = lazy(__name__, _HOMES)
+
+if TYPE_CHECKING:
+    from heedful.corpus.association import association
+    from heedful.corpus.counting import Cooccurrence
+    from heedful.corpus.vocabulary import Vocabulary

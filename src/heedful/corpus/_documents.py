@@ -1,0 +1,163 @@
+"""A corpus as documents, documents as tokens: files, texts, lists of words, arrays of token numbers."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful._errors import InvalidArgument
+
+# Letters of any alphabet, with an apostrophe inside.
+WORDS = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+ENDINGS = (".txt", ".txt.gz")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case: letters, and apostrophes between them.
+
+    >>> words("It's 5 o'clock, Zoë!")
+    ["it's", "o'clock", 'zoë']
+    """
+    return WORDS.findall(text.lower())
+
+
+def documents(corpus: Any) -> Iterator[Any]:
+    """The documents of a corpus: lines of a file or of the files of a folder, or what an iterable holds, files in it read."""
+    if isinstance(corpus, str | Path):
+        yield from _lines(Path(corpus).expanduser(), corpus)
+        return
+    if isinstance(corpus, bytes) or not isinstance(corpus, Iterable):
+        raise InvalidArgument(
+            f"a corpus is a file, a folder or an iterable of texts, lists of words or arrays of token numbers; got {type(corpus).__name__}"
+        )
+    for document in corpus:
+        if isinstance(document, Path):
+            yield from _lines(document, document)
+        else:
+            yield document
+
+
+def _lines(path: Path, given: Any) -> Iterator[str]:
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS))
+        if not files:
+            raise InvalidArgument(f"the folder {path} holds no {' or '.join(ENDINGS)}; give files, as Path")
+        for file in files:
+            yield from _lines(file, file)
+        return
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            yield from lines
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        raise InvalidArgument(f"{path} is no text in UTF-8: {error}") from None
+    except OSError as error:
+        hint = "; a text itself goes into a list: fit([text])" if isinstance(given, str) else ""
+        raise InvalidArgument(f"cannot read {str(given)!r:.100}: {error.strerror}{hint}") from None
+
+
+def kind_of(document: Any) -> str:
+    """`"text"`, `"words"` or `"ids"`: what a document is."""
+    if isinstance(document, str):
+        return "text"
+    if isinstance(document, np.ndarray) or hasattr(document, "detach"):
+        kind: str = np.asarray(document).dtype.kind
+    else:
+        first = next(iter(document), "") if isinstance(document, list | tuple) else None
+        kind = "U" if isinstance(first, str) else "i" if isinstance(first, int | np.integer) else "?"
+    if kind not in "iuU":
+        raise InvalidArgument(
+            f"a document is a text, a list of words or an array of token numbers; got {document!r:.100}"
+        )
+    return "words" if kind == "U" else "ids"
+
+
+class Tokens:
+    """Texts as tokens: words by default, by a function of the user's, or by a tokenizer of Hugging Face, which gives numbers.
+
+    `numbers` says that it gives numbers; `vocabulary` is then a list of its tokens.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self.vocabulary: list[str] | None = None
+        self._split: Callable[[list[str]], list[Any]]
+        if tokenizer is None or (isinstance(tokenizer, str) and tokenizer == "words"):
+            self._split = partial(_each, words)
+        elif hasattr(tokenizer, "convert_ids_to_tokens"):
+            self.vocabulary = _distinct(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+            self._split = partial(_hugging_face, tokenizer)
+        elif hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "id_to_token"):
+            self.vocabulary = _distinct([tokenizer.id_to_token(place) for place in range(tokenizer.get_vocab_size())])
+            self._split = partial(_fast, tokenizer)
+        elif callable(tokenizer):
+            self._split = partial(_each, tokenizer)
+        else:
+            raise InvalidArgument(
+                f"tokenizer must be 'words', a function from a text to a list of words, or a tokenizer of Hugging Face; got {tokenizer!r:.100}"
+            )
+
+    @property
+    def numbers(self) -> bool:
+        return self.vocabulary is not None
+
+    def __call__(self, batch: list[Any]) -> list[Any]:
+        """Tokens of each document, lists of words or arrays of numbers."""
+        texts = [document for document in batch if isinstance(document, str)]
+        if len(texts) == len(batch):
+            return self._split(texts)
+        split = iter(self._split(texts)) if texts else iter(())
+        return [next(split) if isinstance(document, str) else document for document in batch]
+
+
+def _distinct(names: list[Any]) -> list[str]:
+    """Names of tokens, each once; a number that has none, or one that is taken, is called by itself."""
+    taken: dict[str, int] = {}
+    for place, name in enumerate(names):
+        taken.setdefault(name if isinstance(name, str) else f"<{place}>", place)
+    places = {place: name for name, place in taken.items()}
+    return [places.get(place, f"<{place}>") for place in range(len(names))]
+
+
+@dataclass
+class Shard:
+    """Documents as one array of numbers: places in `words`, or token numbers themselves where there are no words."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    words: list[str] | None
+
+
+def shard_of(batch: list[Any], tokens: Tokens) -> Shard:
+    """The tokens of a batch of documents, which are all words or all numbers."""
+    split = tokens(batch)
+    numbers = [kind_of(document) == "ids" for document in split]
+    lengths = np.array([len(document) for document in split], dtype=np.int64)
+    if not any(numbers):
+        places: defaultdict[str, int] = defaultdict()
+        places.default_factory = places.__len__
+        ids = np.fromiter(map(places.__getitem__, chain.from_iterable(split)), np.int64, int(lengths.sum()))
+        return Shard(ids, lengths, list(places))
+    if not all(number or not length for number, length in zip(numbers, lengths, strict=True)):
+        raise InvalidArgument("some documents are words and others token numbers; give all of one kind")
+    ids = np.concatenate([np.asarray(document, dtype=np.int64) for document in split])
+    return Shard(ids, lengths, None)
+
+
+def _each(function: Callable[[str], Any], texts: list[str]) -> list[Any]:
+    return [function(text) for text in texts]
+
+
+def _hugging_face(tokenizer: Any, texts: list[str]) -> list[Any]:
+    return [np.asarray(ids, dtype=np.int64) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def _fast(tokenizer: Any, texts: list[str]) -> list[Any]:
+    return [np.asarray(one.ids, dtype=np.int64) for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
