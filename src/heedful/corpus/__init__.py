@@ -16,19 +16,24 @@ from heedful._lazy import lazy
 _HOMES = {
     "Cooccurrence": "counting",
     "Vocabulary": "vocabulary",
-    "association": "association",
+    "association": "associations",
+    **dict.fromkeys(("Factors", "directional", "symmetric"), "factors"),
 }
 
 __all__ = [
     "Cooccurrence",
+    "Factors",
     "Vocabulary",
     "association",
+    "directional",
+    "symmetric",
 ]
 
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful.corpus.association import association
+    from heedful.corpus.associations import association
     from heedful.corpus.counting import Cooccurrence
+    from heedful.corpus.factors import Factors, directional, symmetric
     from heedful.corpus.vocabulary import Vocabulary

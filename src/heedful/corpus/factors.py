@@ -1,0 +1,179 @@
+"""A matrix of associations as a product of queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from heedful._checks import check_number, check_whole
+from heedful._errors import InvalidArgument
+from heedful._result import Result
+
+__all__ = ["Factors", "directional", "symmetric"]
+
+# Up to this size, and where most of the rank is wanted, all of the spectrum is computed.
+DENSE = 1000
+# Directions beyond the rank that the random basis has, at least.
+SPARE = 20
+
+
+@dataclass(frozen=True)
+class Factors(Result):
+    """Queries and keys whose inner products are associations, `query @ key.T`.
+
+    Attributes:
+        query, key: `(V, rank)` in float64.
+        values: singular values, falling; of a symmetric matrix eigenvalues, falling in size, whose signs are in the keys.
+        energy: the share of the matrix's sum of squares that they reproduce.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    values: np.ndarray
+    energy: float
+
+    _not = ("query", "key")
+
+    def matrix(self) -> np.ndarray:
+        """`query @ key.T`, `(V, V)`, dense."""
+        return self.query @ self.key.T
+
+    def __str__(self) -> str:
+        return f"{self.query.shape[0]} words, rank {len(self.values)}: {self.energy:.1%} of the squared associations"
+
+
+def directional(matrix: Any, rank: int, *, power: float = 0.5, seed: int = 0, sweeps: int = 4) -> Factors:
+    r"""Queries of later tokens and keys of earlier ones, from associations D with rows of earlier and columns of later tokens.
+
+    $$D \approx U \Sigma V^T, \qquad \mathrm{key} = U \Sigma^{p}, \quad \mathrm{query} = V \Sigma^{1 - p}, \qquad
+    \mathrm{query}\; \mathrm{key}^T \approx D^T$$
+
+    A row of the product is a token that looks back, a column what it looks at. The decomposition is truncated: the best of this
+    rank (Eckart & Young 1936). Large matrices are decomposed on a random subspace, refined by `sweeps` power iterations (Halko,
+    Martinsson & Tropp 2011, algorithms 4.4 and 5.1); the largest entry of each column of U is positive, so that equal seeds
+    give equal signs.
+
+    Args:
+        matrix: `(V, V)`, sparse or dense.
+        rank: how many components to keep.
+        power: p, the share of singular values that goes to the keys.
+        seed: of the random subspace.
+        sweeps: power iterations; more make later components exact.
+
+    >>> import numpy as np
+    >>> D = np.array([[0.0, 2.0], [1.0, 3.0]])
+    >>> factors = directional(D, 2)
+    >>> np.allclose(factors.query @ factors.key.T, D.T)
+    True
+    """
+    check_number(least=0, most=1, power=power)
+    u, values, v = svd(matrix, rank, seed=seed, sweeps=sweeps)
+    return Factors(v * values ** (1 - power), u * values**power, values, _energy(values, matrix))
+
+
+def symmetric(matrix: Any, rank: int, *, seed: int = 0, sweeps: int = 4) -> Factors:
+    r"""Queries and keys of a symmetric matrix, which needs both: it has negative eigenvalues, and no real W gives $S = W W^T$.
+
+    $$S = U \Lambda U^T, \qquad \mathrm{query} = U |\Lambda|^{1/2}, \quad \mathrm{key} = U |\Lambda|^{1/2} \mathrm{sign}(\Lambda)$$
+
+    The components of largest $|\lambda|$ are kept. Taking $W = U \Lambda_+^{1/2}$ for both leaves out the squares of all negative
+    eigenvalues: a fifth to a third of the whole for matrices of word associations.
+
+    >>> import numpy as np
+    >>> S = np.array([[0.0, 2.0], [2.0, 0.0]])
+    >>> factors = symmetric(S, 2)
+    >>> np.allclose(factors.query @ factors.key.T, S), factors.values.round(6).tolist()
+    (True, [2.0, -2.0])
+    """
+    matrix = _square(matrix)
+    check_whole(1, matrix.shape[0], rank=rank)
+    check_whole(0, seed=seed, sweeps=sweeps)
+    if abs(matrix - matrix.T).max() > 1e-9 * max(abs(matrix).max(), 1e-300):
+        raise InvalidArgument("the matrix is not symmetric; take directional(), or counts(directed=False)")
+    if _is_small(matrix, rank):
+        values, vectors = torch.linalg.eigh(torch.from_numpy(_dense(matrix)))
+    else:
+        basis = _range(matrix, rank, seed, sweeps)
+        # Equal halves: rounding must not make the small matrix asymmetric.
+        small = basis.T @ _times(matrix, basis)
+        values, vectors = torch.linalg.eigh((small + small.T) / 2)
+        vectors = basis @ vectors
+    # Largest first; of a pair +x, -x the positive one, also where rounding says otherwise.
+    order = np.lexsort((-values.numpy(), -np.round(abs(values.numpy()), 12)))[:rank]
+    chosen, u = values.numpy()[order], _signed(vectors.numpy()[:, order])[0]
+    root = np.sqrt(abs(chosen))
+    return Factors(u * root, u * root * np.sign(chosen), chosen, _energy(chosen, matrix))
+
+
+def svd(matrix: Any, rank: int, *, seed: int = 0, sweeps: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """U `(n, rank)`, falling singular values and V `(m, rank)` of a sparse or dense matrix, with signs fixed."""
+    matrix = _matrix(matrix)
+    check_whole(1, min(matrix.shape), rank=rank)
+    check_whole(0, seed=seed, sweeps=sweeps)
+    if _is_small(matrix, rank):
+        u, values, vh = torch.linalg.svd(torch.from_numpy(_dense(matrix)), full_matrices=False)
+    else:
+        basis = _range(matrix, rank, seed, sweeps)
+        small, values, vh = torch.linalg.svd(_times(matrix.T, basis).T, full_matrices=False)
+        u = basis @ small
+    left, right = _signed(u.numpy()[:, :rank], vh.numpy().T[:, :rank])
+    return left, values.numpy()[:rank].copy(), right
+
+
+def _range(matrix: Any, rank: int, seed: int, sweeps: int) -> torch.Tensor:
+    """An orthonormal basis `(n, rank + some)` near the span of the largest left singular vectors."""
+    width = min(rank + max(SPARE, rank // 5), *matrix.shape)
+    start = np.random.default_rng(seed).standard_normal((matrix.shape[1], width))
+    across = matrix.T.tocsr() if hasattr(matrix, "tocsr") else matrix.T
+    basis = torch.linalg.qr(_times(matrix, torch.from_numpy(start)))[0]
+    for _ in range(sweeps):
+        basis = torch.linalg.qr(_times(across, basis))[0]
+        basis = torch.linalg.qr(_times(matrix, basis))[0]
+    return basis
+
+
+def _times(matrix: Any, other: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(matrix @ other.numpy()))
+
+
+def _signed(u: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
+    """Columns multiplied so that the largest entry of each column of u is positive."""
+    largest = u[abs(u).argmax(axis=0), np.arange(u.shape[1])]
+    signs = np.where(largest < 0, -1.0, 1.0)
+    return [np.ascontiguousarray(part * signs) for part in (u, *others)]
+
+
+def _is_small(matrix: Any, rank: int) -> bool:
+    least = min(matrix.shape)
+    return least <= DENSE or 2 * rank >= least
+
+
+def _matrix(matrix: Any) -> Any:
+    """A sparse or dense matrix of finite numbers in float64."""
+    matrix = (
+        matrix.tocsr().astype(np.float64) if hasattr(matrix, "tocsr") else np.array(matrix, dtype=np.float64, ndmin=1)
+    )
+    values = matrix.data if hasattr(matrix, "tocsr") else matrix
+    if matrix.ndim != 2 or not np.isfinite(values).all():
+        raise InvalidArgument(f"a matrix of finite numbers is expected; got shape {matrix.shape}")
+    return matrix
+
+
+def _square(matrix: Any) -> Any:
+    matrix = _matrix(matrix)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise InvalidArgument(f"a square matrix is expected; got shape {matrix.shape}")
+    return matrix
+
+
+def _dense(matrix: Any) -> np.ndarray:
+    return matrix.toarray() if hasattr(matrix, "toarray") else matrix
+
+
+def _energy(values: np.ndarray, matrix: Any) -> float:
+    stored = matrix.data if hasattr(matrix, "tocsr") else np.asarray(matrix)
+    whole = float((np.asarray(stored, dtype=np.float64) ** 2).sum())
+    return float((values**2).sum() / whole) if whole else 1.0
