@@ -15,6 +15,7 @@ from heedful._progress import bar
 from heedful._savable import Savable, decode, encode, entry_of
 from heedful.corpus._documents import Shard, Tokens, documents, shard_of
 from heedful.corpus._pairs import Tally, count_pairs, nothing, sparse, total, weights_of
+from heedful.corpus.associations import Kind, association
 from heedful.corpus.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -285,6 +286,12 @@ class Cooccurrence(Savable):
         matrices = self._counted()
         matrix = total(matrices, self._weights) if distance is None else matrices[distance - 1].astype(np.float64)
         return matrix if directed else (matrix + matrix.T).tocsr()
+
+    def association(
+        self, kind: Kind = "ppmi", distance: int | None = None, *, directed: bool = True, **options: Any
+    ) -> csr_array:
+        """Associations of the counts, `(V, V)`: `heedful.corpus.association(self.counts(distance, directed=directed), kind, **options)`."""
+        return association(self.counts(distance, directed=directed), kind, **options)
 
     def merge(self, other: Cooccurrence) -> Self:
         """Adds what another counter with the same settings has counted, as if its documents had come here."""
