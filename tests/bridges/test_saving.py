@@ -34,6 +34,7 @@ from heedful.nn import (
     Time2Vec,
     TimeAttention,
     Timed,
+    TokenAttention,
 )
 from heedful.ranking import ListEncoder
 from listed import KERNELS
@@ -72,6 +73,7 @@ MODULES = {
     "datapoint-block-inducing": lambda: DatapointBlock(12, 3, inducing=2, residual="identity", kernel=Gaussian(torch.nn.Parameter(torch.ones(3)))),
     "datapoint-attention": lambda: DatapointAttention(3, 4, 2, dropout=0.3, inducing=2, dtype=torch.float64),
     "column-attention": lambda: ColumnAttention(4, 2, hidden=5, residual="identity"),
+    "tokens": lambda: TokenAttention(7, 6, 5, 3, beta=0.7, exclude_self=False, reach=2, dtype=torch.float64),
     "pair-softmax": lambda: PairAttention(12, 5, form="softmax"),
     "block": lambda: Block(12, 3, 20, norm="rms", activation="silu", norm_first=False),
     "encoder": lambda: Encoder(12, 3, [Softmax(), Gaussian(torch.nn.Parameter(torch.ones(3)))], num_kv_heads=1),
@@ -79,7 +81,7 @@ MODULES = {
 
 
 def output(module, x):
-    out = module(x)
+    out = module(x.argmax(-1) % 7 if isinstance(module, TokenAttention) else x)
     return out[0] if isinstance(out, tuple) else out
 
 

@@ -16,16 +16,25 @@ from heedful._lazy import lazy
 _HOMES = {
     "Cooccurrence": "counting",
     "Vocabulary": "vocabulary",
+    "CorpusAttention": "attention",
+    **dict.fromkeys(("Cloze", "ClozeScore"), "cloze"),
+    "PositionEnergy": "positions",
+    "project": "projection",
     "association": "associations",
     **dict.fromkeys(("Factors", "directional", "symmetric"), "factors"),
 }
 
 __all__ = [
+    "Cloze",
+    "ClozeScore",
     "Cooccurrence",
+    "CorpusAttention",
     "Factors",
+    "PositionEnergy",
     "Vocabulary",
     "association",
     "directional",
+    "project",
     "symmetric",
 ]
 
@@ -34,6 +43,10 @@ __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
     from heedful.corpus.associations import association
+    from heedful.corpus.attention import CorpusAttention
+    from heedful.corpus.cloze import Cloze, ClozeScore
     from heedful.corpus.counting import Cooccurrence
     from heedful.corpus.factors import Factors, directional, symmetric
+    from heedful.corpus.positions import PositionEnergy
+    from heedful.corpus.projection import project
     from heedful.corpus.vocabulary import Vocabulary

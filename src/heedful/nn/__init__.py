@@ -20,6 +20,7 @@ from heedful.nn.primal import PrimalAttention, PrimalState, PrimalStep
 from heedful.nn.primal_core import ksvd_loss
 from heedful.nn.time import BochnerTime, PeriodicTime, TimeEncoding
 from heedful.nn.time_attention import TimeAttention
+from heedful.nn.token import TokenAttention
 from heedful.nn.uncertainty import GaussianProcessAttention, Marginal, Prediction, kl_loss, mc_predict
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "TimeEncoding",
     "TimeSpectrum",
     "Timed",
+    "TokenAttention",
     "VectorsAndScalars",
     "as_period",
     "authors_state",
