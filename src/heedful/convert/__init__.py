@@ -9,6 +9,7 @@ from heedful.convert.distilling import Distillation, pool
 from heedful.convert.primal import breaking_point, load, primalize, save
 from heedful.convert.result import BreakingPoint, LayerFit, Primalized
 from heedful.convert.rotation import Outliers, Rotation, hadamard, rotate_
+from heedful.convert.warm import WarmStart, warm_start_
 
 __all__ = [
     "BreakingPoint",
@@ -17,6 +18,7 @@ __all__ = [
     "Outliers",
     "Primalized",
     "Rotation",
+    "WarmStart",
     "breaking_point",
     "hadamard",
     "load",
@@ -24,4 +26,5 @@ __all__ = [
     "primalize",
     "rotate_",
     "save",
+    "warm_start_",
 ]
