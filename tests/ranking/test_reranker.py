@@ -1,12 +1,16 @@
 """`ListReranker`: what it learns, what its answers may depend on, and what it refuses."""
 
+from copy import copy
+
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
 
 from heedful import InvalidArgument
+from heedful._errors import Unsupported
 from heedful.bridges.estimator import Estimator
+from heedful.lens import observe
 from heedful.ranking import ListReranker, k_reciprocal, mean_average_precision, relevance_by_label
 
 QUICK = {
@@ -52,8 +56,11 @@ def test_it_learns_what_serves_unseen_classes(trained):
     assert trained.training_.epochs[-1].loss < trained.training_.epochs[0].loss
 
 
-def test_scores_are_those_of_the_network_on_the_table_of_similarities(trained):
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_scores_are_those_of_the_network_on_the_table_of_similarities(trained, weight):
+    """And of the cosines, by the weight that these have."""
     X, _ = clusters(1)
+    trained = copy(trained).set_params(weight=weight)
     queries, database = unit(X[:5]), unit(X[5:])
     found = trained.rerank(X[:5], X[5:])
     assert found.order.shape == (5, len(X) - 5)
@@ -63,7 +70,7 @@ def test_scores_are_those_of_the_network_on_the_table_of_similarities(trained):
         members = np.concatenate((query[None], database[near[:24]]))
         table = torch.from_numpy((members @ members.T).astype(np.float32))[None]
         with torch.no_grad():
-            scores = network.scores(table)[0].numpy()
+            scores = (1 - weight) * network.scores(table)[0].numpy() + weight * (members[1:] @ query)
         order = np.argsort(-scores, kind="stable")
         np.testing.assert_array_equal(found.order[number], np.concatenate((near[:24][order], near[24:])))
         np.testing.assert_allclose(found.scores[number, :24], scores[order], atol=1e-5)
@@ -123,6 +130,69 @@ def test_other_similarities(affinity):
         lists = model.rerank(seen)
         wanted = k_reciprocal(None, seen, k1=8, k2=3, weight=0.0)
         assert [set(row[:24]) for row in lists.order] == [set(row[:24]) for row in wanted.order]
+
+
+def test_cosines_decide_where_they_have_all_the_weight(trained):
+    """Also for other similarities, for candidates of others and for lists of which tables are known."""
+    X, _ = clusters(1)
+    near = np.argsort(-unit(X[:5]) @ unit(X[5:]).T, axis=1, kind="stable")
+    for options in ({}, {"affinity": "jaccard", "affinity_options": {"k1": 8, "k2": 3}}):
+        model = copy(trained).set_params(weight=1.0, **options)
+        places = model.rerank(X[:5], X[5:], top=24).order
+        order = np.argsort(-np.take_along_axis(unit(X[:5]) @ unit(X[5:]).T, places, 1), axis=1, kind="stable")
+        np.testing.assert_array_equal(order, np.broadcast_to(np.arange(24), (5, 24)))
+        listed = model.rerank(X[:5], X[5:], candidates=np.flip(near[:, :20], 1)).order
+        np.testing.assert_array_equal(listed, near[:, :20])
+    tables = np.random.default_rng(0).random((3, 8, 8))
+    model = copy(trained).set_params(weight=1.0)
+    np.testing.assert_array_equal(model.rerank_lists(tables).order, np.argsort(-tables[:, 1:, 0], axis=1))
+    cosines = np.random.default_rng(1).random((3, 7))
+    np.testing.assert_array_equal(model.rerank_lists(tables, cosines=cosines).order, np.argsort(-cosines, axis=1))
+    with pytest.raises(InvalidArgument, match="cosines must be"):
+        model.rerank_lists(tables, cosines=cosines[:, 1:])
+
+
+def test_attention_between_results(trained):
+    """The weights that `lens.observe` records on the same table, with the scores of `rerank`."""
+    X, _ = clusters(1)
+    found = trained.attention_between(X[0], X[5:])
+    ranking = trained.rerank(X[:1], X[5:], top=24)
+    np.testing.assert_array_equal(found.order, ranking.order[0])
+    np.testing.assert_allclose(np.sort(found.scores)[::-1], ranking.scores[0], atol=1e-6)
+    members = np.concatenate((unit(X[:1]), unit(X[5:])[found.places]))
+    table = torch.from_numpy((members @ members.T).astype(np.float32))[None]
+    seen = observe(trained.network_, table)
+    for layer in range(2):
+        np.testing.assert_allclose(found.weights[layer], seen[layer].weights[0].numpy(), atol=1e-5)
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(found.of_query(), found.weights[:, :, 0].mean((0, 1)), atol=1e-6)
+    np.testing.assert_allclose(found.between(1, 0), found.weights[1, 0], atol=1e-6)
+    chosen = trained.attention_between(X[0], X[5:], candidates=np.array([3, -1, 9]))
+    assert set(chosen.places) == {3, 9}
+    assert chosen.weights.shape == (2, 2, 3, 3)
+    for wrong in ({"layer": 2}, {"head": -3}, {"layer": 0.5}):
+        with pytest.raises(InvalidArgument, match="whole number"):
+            found.between(**wrong)
+    with pytest.raises(InvalidArgument, match="one vector"):
+        trained.attention_between(X[:2], X[5:])
+    model = ListReranker(**QUICK | {"epochs": 1}, attention="none").fit(X, np.arange(len(X)) // 9)
+    with pytest.raises(Unsupported, match="no weights"):
+        model.attention_between(X[0], X[5:])
+
+
+def test_a_picture_of_attention(trained):
+    pytest.importorskip("matplotlib").use("Agg")
+    X, _ = clusters(1)
+    found = trained.attention_between(X[0], X[5:])
+    ax = found.plot(top=7, layer=1)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["query", *map(str, found.order[:7])]
+    new = np.argsort(-found.scores, kind="stable")[:7]
+    shown = found.between(1)[np.ix_([0, *(1 + new)], [0, *(1 + new)])]
+    np.testing.assert_allclose(ax.images[0].get_array(), shown)
+    ax = found.plot(names=[f"name {place}" for place in found.places], top=3)
+    assert ax.get_xticklabels()[1].get_text() == f"name {found.order[0]}"
+    with pytest.raises(InvalidArgument, match="names must be 24"):
+        found.plot(names=["one"])
 
 
 def test_queries_with_what_is_relevant_to_them():

@@ -8,6 +8,7 @@ from heedful._lazy import lazy
 _HOMES = {
     "Ranking": "result",
     "Library": "library",
+    "ListAttention": "looking",
     "ListEncoder": "encoder",
     "ListReranker": "reranker",
     **dict.fromkeys(("Hit", "Hits", "Neighbour", "Update"), "hits"),
@@ -39,6 +40,7 @@ __all__ = [
     "Hit",
     "Hits",
     "Library",
+    "ListAttention",
     "ListEncoder",
     "ListReranker",
     "METHODS",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from heedful.ranking.hits import Hit, Hits, Neighbour, Update
     from heedful.ranking.library import Library
     from heedful.ranking.listwise import affinity, super_global
+    from heedful.ranking.looking import ListAttention
     from heedful.ranking.methods import METHODS, rerank
     from heedful.ranking.metrics import (
         Revisited,

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from heedful._checks import check_number, check_whole
-from heedful._errors import InvalidArgument
-from heedful.nn import Block, Module
+from heedful._errors import InvalidArgument, Unsupported
+from heedful.nn import Attention, Block, Module
 
 # The authors' names of what a block holds, and ours.
 AUTHORS = {
@@ -99,6 +99,28 @@ class ListEncoder(Module):
         rows = functional.normalize(self(tables, key_padding_mask), dim=-1, eps=1e-12)
         scores = (rows[:, 1:] * rows[:, :1]).sum(-1)
         return scores if key_padding_mask is None else scores.masked_fill(key_padding_mask[:, 1:], -torch.inf)
+
+    def coefficients(self, tables: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attention between members, `(B, layers, heads, members, members)`: what each, down, takes of each, across; rows sum to 1.
+
+        >>> ListEncoder(anchors=8, embed_dim=16, num_heads=2).coefficients(torch.rand(3, 6, 6)).shape
+        torch.Size([3, 2, 2, 6, 6])
+        """
+        out = self.project(self._read(tables, key_padding_mask))
+        found = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            if not isinstance(block.self_attn, Attention):
+                raise Unsupported(f"members do not attend to one another by {block.kernel!r:.60}; there are no weights")
+            assert block.norm1 is not None
+            seen = block.norm1(out)
+            weights = block.self_attn(seen, key_padding_mask=key_padding_mask, average_attn_weights=False)[1]
+            assert weights is not None
+            found.append(weights)
+            out = block(out, key_padding_mask=key_padding_mask)
+        if not found:
+            raise Unsupported("with depth=0 members do not attend to one another; there are no weights")
+        return torch.stack(found, dim=1)
 
     def losses(
         self,

@@ -18,6 +18,7 @@ from heedful.bridges.predictors import Ranker
 from heedful.bridges.samples import Samples, check_is_fitted, encoded, hold_out
 from heedful.ranking._asked import Asked, ask
 from heedful.ranking.encoder import ListEncoder
+from heedful.ranking.looking import ListAttention
 from heedful.ranking.metrics import mean_average_precision, ndcg, precision_at, recall_at, relevance_by_label
 from heedful.ranking.result import Ranking
 from heedful.ranking.similarity import SIMILARITIES, similarity
@@ -53,9 +54,12 @@ class ListReranker(Ranker):
         embed_dim, num_heads, depth, dropout, drop_path: the network's sizes; see `ListEncoder`. 768, 12, 2, 0.1, 0.1 are the published ones.
         attention: `"softmax"`, any kernel, or `"none"`: no attention, the control.
         affinity: the similarity in lists and tables: `"cosine"`, as published; `"jaccard"`, of k-reciprocal neighbours, which starts where
-            that re-ranking ends; `"diffusion"`; or a function of (queries, database) that gives an object with `lists(k)` and `table(asked, places, anchors)`.
+            that re-ranking ends; `"diffusion"`; or a function of (queries, database) that gives an object with `lists(k)`, `table(asked, places, anchors)` and,
+            unless `weight` is 0, `cosines(asked, places)`.
         affinity_options: options of that similarity, as `{"k1": 30}`.
         temperature, reconstruction: t and the weight of the second loss; see `ListEncoder.losses`.
+        weight: the share of the cosine of query and result in a score, the rest is the network's: $(1 - w) s_k + w\, q \cdot x_k$; 0 is as published.
+            The network hardly tells apart what stands first, and a little of the cosine brings back the first places that are lost by that.
         own: whether a query counts as its own positive, as published. Below a temperature of 1 that term swallows the loss: then it must be False.
         keep: in every step so large a share of the database, between these two, is searched, drawn anew; (1, 1) is as published.
         normalize: whether vectors are brought to length 1; False trusts that they are.
@@ -88,6 +92,7 @@ class ListReranker(Ranker):
         affinity_options: Mapping[str, Any] | None = None,
         temperature: float = 2.0,
         reconstruction: float = 0.2,
+        weight: float = 0.05,
         own: bool = True,
         keep: tuple[float, float] = (0.5, 1.0),
         dropout: float = 0.1,
@@ -120,6 +125,7 @@ class ListReranker(Ranker):
         self.affinity_options = affinity_options
         self.temperature = temperature
         self.reconstruction = reconstruction
+        self.weight = weight
         self.own = own
         self.keep = keep
         self.dropout = dropout
@@ -169,8 +175,8 @@ class ListReranker(Ranker):
     ) -> Ranking:
         """The rows of `database` for each query, in their new order; without a database each row of `queries` asks the others.
 
-        Of each list the first `candidates` results, of the model's parameter, are re-scored: their scores are cosines. What lies behind keeps its
-        order, with its first similarity less 3. `top` cuts the lists. `candidates` `(queries, m)` are places that a search of your own found,
+        Of each list the first `candidates` results, of the model's parameter, are re-scored: their scores are means of two cosines. What lies behind
+        keeps its order, with its first similarity less 3. `top` cuts the lists. `candidates` `(queries, m)` are places that a search of your own found,
         -1 where it found none: nothing else is in the lists then. `index` is passed on to `search.nearest`.
         """
         check_is_fitted(self, "network_")
@@ -188,10 +194,11 @@ class ListReranker(Ranker):
         scores = torch.cat((scores.gather(1, order), far[1].to(scores) - BEHIND), dim=1)
         return Ranking(places[:, :top].cpu().numpy(), scores[:, :top].cpu().numpy())
 
-    def rerank_lists(self, similarities: Any, padding: Any = None) -> Ranking:
+    def rerank_lists(self, similarities: Any, padding: Any = None, cosines: Any = None) -> Ranking:
         """New orders of lists of which nothing but similarities is known, `(lists, K + 1, L)`: of the query, in row 0, and of each result to the query and the first L - 1 results.
 
-        `padding` `(lists, K + 1)` is True where a list has no such member. Places in `order` count the results of a list from 0.
+        `padding` `(lists, K + 1)` is True where a list has no such member. `cosines` `(lists, K)` are what `weight` is the share of; without them the
+        similarities to the query are. Places in `order` count the results of a list from 0.
         """
         check_is_fitted(self, "network_")
         tables = torch.as_tensor(np.asarray(similarities, dtype=np.float32))
@@ -208,12 +215,41 @@ class ListReranker(Ranker):
         if not torch.isfinite(known).all():
             raise InvalidArgument("similarities must be finite; give padding where a list has no such member")
         hidden = torch.zeros(tables.shape[:2], dtype=torch.bool) if hidden is None else hidden
-        parts = zip(tables.split(LISTS), hidden.split(LISTS), strict=True)
-        scores = torch.cat([self._network_scores(part, mask) for part, mask in parts])
+        first = tables[:, 1:, 0] if cosines is None else torch.as_tensor(np.asarray(cosines, dtype=np.float32))
+        if first.shape != (len(tables), tables.shape[1] - 1):
+            raise InvalidArgument(
+                f"cosines must be {(len(tables), tables.shape[1] - 1)}, one for each result; got {tuple(first.shape)}"
+            )
+        parts = zip(tables.split(LISTS), hidden.split(LISTS), first.split(LISTS), strict=True)
+        scores = torch.cat([self._mixed(*part) for part in parts])
         order = scores.argsort(dim=1, descending=True, stable=True)
         scores = scores.gather(1, order)
         order = order.masked_fill(scores == -torch.inf, -1)
         return Ranking(order.cpu().numpy(), scores.cpu().numpy())
+
+    def attention_between(self, query: Any, database: Any, *, candidates: Any = None) -> ListAttention:
+        """How the members of one query's list attend to one another, with their scores: what the network looks at when it re-scores them.
+
+        `query` is one vector `(d,)`. The list has the first `candidates` results, of the model's parameter, or those of the argument, places `(m,)` that a
+        search of your own found. `lens.observe(model.network_, tables)` records the same weights with queries, keys and values.
+        """
+        check_is_fitted(self, "network_")
+        asked = np.asarray(query, dtype=np.float32)
+        if asked.ndim != 1:
+            raise InvalidArgument(f"query must be one vector, (d,); got shape {asked.shape}")
+        similar = self._similar(asked[None], database)
+        if candidates is None:
+            places = similar.lists(self.candidates)[1]
+        else:
+            chosen = ask(asked[None], database, None, np.asarray(candidates)[None], self.normalize, similar.device)
+            places = _listed(similar, chosen)[1][:, : self.candidates]
+        places = places[:, places[0] >= 0]
+        network, device, dtype = self._placed()
+        table = similar.table(torch.zeros(1, dtype=torch.long, device=places.device), places, self._anchors)
+        with torch.no_grad():
+            weights = network.coefficients(table.to(device, dtype))[0].float()
+        scores = self._scores(similar, places)[0]
+        return ListAttention(places[0].cpu().numpy(), scores.cpu().numpy(), weights.cpu().numpy())
 
     def predict(self, X: Any, database: Any = None) -> np.ndarray:
         """`rerank(X, database).order`: places in the database, for each row of X, the best first."""
@@ -235,6 +271,7 @@ class ListReranker(Ranker):
         check_whole(optional=True, anchors=self.anchors)
         check_number(0, temperature=self.temperature)
         check_number(least=0, reconstruction=self.reconstruction)
+        check_number(least=0, most=1, weight=self.weight)
         if self.own and self.temperature < 1:
             raise InvalidArgument(
                 f"with temperature={self.temperature} a query that is its own positive swallows the loss; give own=False"
@@ -383,16 +420,26 @@ class ListReranker(Ranker):
         asked = torch.arange(len(places), device=places.device)
         for at, chosen in zip(asked.split(LISTS), places.split(LISTS), strict=True):
             hidden = nn.functional.pad(chosen < 0, (1, 0))
-            parts.append(self._network_scores(similar.table(at, chosen, self._anchors), hidden))
+            table = similar.table(at, chosen, self._anchors)
+            first = similar.cosines(at, chosen) if self.weight else table.new_zeros(chosen.shape)
+            parts.append(self._mixed(table, hidden, first))
         return torch.cat(parts).to(places.device)
 
-    def _network_scores(self, tables: Tensor, hidden: Tensor) -> Tensor:
+    def _mixed(self, tables: Tensor, hidden: Tensor, cosines: Tensor) -> Tensor:
+        """Scores of the network and cosines, each with its weight."""
+        network, device, dtype = self._placed()
+        with torch.no_grad():
+            scores = network.scores(tables.to(device, dtype), hidden.to(device)).float()
+        # Where there is no result, a table of the user's may hold anything.
+        mixed = (1 - self.weight) * scores + self.weight * cosines.to(scores)
+        return torch.where(hidden[:, 1:].to(device), scores, mixed)
+
+    def _placed(self) -> tuple[ListEncoder, torch.device, torch.dtype]:
         device = device_of(self.device)
         dtype = dtype_of(self.predict_dtype, device)
         network = placed(self.network_, device, dtype)
         assert isinstance(network, ListEncoder)
-        with torch.no_grad():
-            return network.scores(tables.to(device, dtype), hidden.to(device))
+        return network, device, dtype
 
 
 def _listed(similar: Any, asked: Asked) -> tuple[Tensor, Tensor]:

@@ -102,6 +102,12 @@ class Similarity:
         table = table * (there[:, :, None] & there[:, None, :width])
         return torch.nn.functional.pad(table, (0, anchors - width)).to(self._asked.database.dtype)
 
+    def cosines(self, asked: Tensor, places: Tensor) -> Tensor:
+        """Cosines of queries, by their numbers `(B,)`, with the rows at `places` `(B, K)`; 0 where there is none."""
+        rows = self._asked.database[places.clamp(min=0)]
+        found = (rows @ self._asked.queries[asked][:, :, None])[:, :, 0]
+        return found.masked_fill(places < 0, 0.0)
+
     @property
     def _block(self) -> int:
         return max(1, CELLS // (4 * self._items))
