@@ -17,7 +17,7 @@ _HOMES = {
     **dict.fromkeys(("Finding", "Section"), "heedful.report"),
     "Subject": "sections",
     **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
-    **dict.fromkeys(("causes", "depth", "symmetry", "transport"), ""),
+    **dict.fromkeys(("causes", "corpus", "depth", "symmetry", "transport"), ""),
 }
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Subject",
     "TokenPair",
     "causes",
+    "corpus",
     "depth",
     "look",
     "observe",
@@ -49,7 +50,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful.lens import causes, depth, symmetry, transport
+    from heedful.lens import causes, corpus, depth, symmetry, transport
     from heedful.lens._record import LayerRecord
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
     from heedful.lens.looking import LookResult, ModelFacts, look

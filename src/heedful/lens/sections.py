@@ -23,6 +23,7 @@ LENSES = {
     "spectrum": "heedful.lens.spectra.section",
     "symmetry": "heedful.lens.symmetry.section",
     "transport": "heedful.lens.transport.section",
+    "corpus": "heedful.lens.corpus.section",
     "depth": "heedful.lens.depth.section",
 }
 
@@ -66,7 +67,7 @@ class Subject:
 
 
 # Lenses whose section is for those who study models; each opens with a plain line.
-RESEARCH = ("spectrum", "symmetry", "transport", "depth")
+RESEARCH = ("spectrum", "symmetry", "transport", "corpus", "depth")
 
 
 def sections(subject: Subject, begin: Callable[[str], None] = lambda name: None) -> Iterator[tuple[str, Section | str]]:
