@@ -43,5 +43,5 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("heedful needs Python 3.11 or newer; this is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,train,tables,transport,archive,graphs,demo,plot,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,train,tables,transport,corpus,numba,dask,gensim,archive,graphs,demo,plot,docs,dev]"
 	touch $(READY)

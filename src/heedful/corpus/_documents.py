@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from heedful._errors import InvalidArgument
 # Letters of any alphabet, with an apostrophe inside.
 WORDS = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 ENDINGS = (".txt", ".txt.gz")
+# Characters of a batch, about; of a token that is no text, six.
+BATCH = 2**22
 
 
 def words(text: str) -> list[str]:
@@ -44,6 +46,25 @@ def documents(corpus: Any) -> Iterator[Any]:
             yield from _lines(document, document)
         else:
             yield document
+
+
+def batches(corpus: Any, sizes: Iterable[int] = ()) -> Iterator[list[Any]]:
+    """Documents in batches: first of these sizes, then of about so many characters that their counts fit well into memory."""
+    everything = documents(corpus)
+    for size in sizes:
+        batch = list(islice(everything, size))
+        if not batch:
+            return
+        yield batch
+    batch, length = [], 0
+    for document in everything:
+        batch.append(document)
+        length += len(document) + 8 if isinstance(document, str) else 6 * len(document) + 8
+        if length >= BATCH:
+            yield batch
+            batch, length = [], 0
+    if batch:
+        yield batch
 
 
 def _lines(path: Path, given: Any) -> Iterator[str]:

@@ -38,6 +38,22 @@ class Weights:
     denominator: int = 1
 
 
+class Table:
+    """Weights that were a function when they were saved."""
+
+    def __init__(self, weights: tuple[float, ...]) -> None:
+        self.weights = weights
+
+    def __call__(self, distance: int) -> float:
+        return self.weights[distance - 1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and other.weights == self.weights
+
+    def __hash__(self) -> int:
+        return hash(self.weights)
+
+
 def weights_of(weighting: str | Callable[[int], float], window: int) -> Weights:
     """The weights that a name stands for, or a function of the distance."""
     distances = range(1, window + 1)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Literal, Self
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -13,8 +18,10 @@ from heedful._checks import check_choice, check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful._progress import bar
 from heedful._savable import Savable, decode, encode, entry_of
-from heedful.corpus._documents import Shard, Tokens, documents, shard_of
-from heedful.corpus._pairs import Tally, count_pairs, nothing, sparse, total, weights_of
+from heedful.corpus._documents import Shard, Tokens, batches
+from heedful.corpus._pairs import Table, sparse, total, weights_of
+from heedful.corpus._store import Record, Store, digest_of, size_of
+from heedful.corpus._work import Counted, Engine, Kept, Sums, Work, known, merged_counts, merged_words, spread
 from heedful.corpus.associations import Kind, association
 from heedful.corpus.vocabulary import Vocabulary
 
@@ -25,8 +32,6 @@ __all__ = ["Cooccurrence"]
 
 Unknown = Literal["squeeze", "keep"]
 WEIGHTINGS = ("inverse", "linear", "uniform", "exponential")
-# Documents are read in batches of about so many characters.
-BATCH = 2**22
 
 
 class Cooccurrence(Savable):
@@ -55,6 +60,12 @@ class Cooccurrence(Savable):
         per_distance: keep the counts of each distance apart, for `counts(distance=...)`.
         tokenizer: `"words"` (lower case, letters with apostrophes inside), a function from a text to a list of words, or a tokenizer of
             Hugging Face, whose vocabulary is then that of the counts.
+        max_memory: what counts may take, as `"1GB"`, or bytes; what is more goes to disk, into `folder` or a temporary one. The part of the
+            corpus that is being read, some hundred MB, and the matrix that `counts` returns come on top.
+        folder: where a count is kept that may be stopped, or killed, at any time: the same call on the same corpus goes on there,
+            and gives the same numbers. The corpus lies in it as token numbers.
+        n_jobs: how many processes read and count; -1 for one on each core.
+        engine: `"numpy"`; `"numba"`, compiled, about twice as fast; `"auto"` takes numba where it is installed and the corpus is not small.
         progress: shows a bar on standard error, at a terminal.
 
     Attributes:
@@ -88,6 +99,10 @@ class Cooccurrence(Savable):
         unknown: Unknown = "squeeze",
         per_distance: bool = False,
         tokenizer: Any = None,
+        max_memory: int | str = "1GB",
+        folder: str | Path | None = None,
+        n_jobs: int = 1,
+        engine: Engine = "auto",
         progress: bool = True,
     ) -> None:
         self.window = window
@@ -98,6 +113,10 @@ class Cooccurrence(Savable):
         self.unknown = unknown
         self.per_distance = per_distance
         self.tokenizer = tokenizer
+        self.max_memory = max_memory
+        self.folder = folder
+        self.n_jobs = n_jobs
+        self.engine = engine
         self.progress = progress
         self._check()
         self._clear()
@@ -106,42 +125,55 @@ class Cooccurrence(Savable):
         check_whole(window=self.window, min_count=self.min_count)
         check_whole(optional=True, max_vocabulary=self.max_vocabulary)
         check_choice(Unknown, unknown=self.unknown)
+        check_choice(Engine, engine=self.engine)
+        if self.n_jobs != -1:
+            check_whole(n_jobs=self.n_jobs)
+        self._budget = size_of(self.max_memory)
         if not callable(self.weighting):
             check_choice(WEIGHTINGS, weighting=self.weighting)
         self._weights = weights_of(self.weighting, self.window)
         for distance, weight in enumerate(self._weights.floats, 1):
             if not 0 <= weight < math.inf:
                 raise InvalidArgument(f"weighting({distance}) must be a number from 0 on; got {weight}")
-        self._tokens = Tokens(self.tokenizer)
+        tokens = Tokens(self.tokenizer)
         own = self.vocabulary
         if own is not None and not isinstance(own, Vocabulary):
             check_whole(vocabulary=own)
-        if self._tokens.vocabulary is not None:
+        if tokens.vocabulary is not None:
             if own is not None:
                 raise InvalidArgument("a tokenizer of Hugging Face has its own vocabulary; leave vocabulary out")
-            own = Vocabulary(self._tokens.vocabulary)
+            own = Vocabulary(tokens.vocabulary)
         if own is not None and (self.max_vocabulary is not None or self.min_count > 1):
             raise InvalidArgument(
                 "min_count and max_vocabulary choose words of the corpus; with a vocabulary leave them out"
             )
-        # Numbers are their own names.
-        self._numbers = is_whole(own) or self._tokens.numbers
-        self._settled: Vocabulary | None = Vocabulary(map(str, range(own))) if is_whole(own) else own  # type: ignore[assignment]
+        self._work = Work(
+            tokens,
+            self.window,
+            None if self.per_distance else self._weights.parts,
+            self.unknown,
+            self.engine,
+            numbers=is_whole(own) or tokens.numbers,
+        )
+        self._settled = own if own is None or isinstance(own, Vocabulary) else Vocabulary(map(str, range(own)))
+        if self._settled is not None:
+            self._work = known(self._work, self._settled)
 
     def _clear(self) -> None:
-        self._seen: dict[str, int] = {}
-        self._shards: list[Shard] = []
-        self._occurrences = np.zeros(0 if self._settled is None else len(self._settled), np.int64)
-        self._tally = Tally()
+        store: Store | None = getattr(self, "_store", None)
+        if store is not None:
+            store.close()
+        self._store: Store | None = None
+        # Sums that the folder had before.
+        self._early = 0
+        self._kept = Kept()
+        self._place = 0
+        self._occurrences = np.zeros(self._work.size, np.int64)
+        self._sums: Sums | None = None
         self._result: list[Any] | None = None
         self._final: Vocabulary | None = None
         self.tokens_ = 0
         self.documents_ = 0
-
-    @property
-    def _parts(self) -> tuple[int, ...] | None:
-        """Whole weights, where distances need not be kept apart."""
-        return None if self.per_distance else self._weights.parts
 
     def fit(self, corpus: Any, y: Any = None) -> Self:
         """Counts a corpus: a text file (a line is a document) or a folder of them, or an iterable of texts, lists of words or arrays of token numbers."""
@@ -160,96 +192,125 @@ class Cooccurrence(Savable):
         Without a vocabulary of its own, the counter keeps the documents as numbers, four bytes for each token, because what comes
         later can make a word frequent enough to count. With one, it keeps counts alone.
         """
-        for batch in self._batches(documents):
-            self._take(shard_of(batch, self._tokens))
+        store = self._disk() if self.folder is not None else None
+        self._result = self._final = None
+        whole = len(documents) if hasattr(documents, "__len__") and not isinstance(documents, str) else 0
+        records: list[Record] = []
+
+        def new() -> Iterator[list[Any]]:
+            """Parts of the corpus that the folder does not know; those that it knows are passed over."""
+            sizes = [] if store is None else [record.documents for record in store.shards[self._place :]]
+            for place, batch in enumerate(batches(documents, sizes)):
+                if store is not None and place < len(sizes):
+                    self._again(store, store.check(self._place, batch))
+                else:
+                    records.append(Record(len(batch), 0, "" if store is None else digest_of(batch)))
+                    yield batch
+
+        read: Callable[[list[Any]], Any] = self._work.read if self._settled is None else self._work.settle
+        start = self.documents_
+        with bar(wanted=self.progress) as say:
+            for place, part in enumerate(spread(read, new(), self.n_jobs)):
+                self._take(part, records[place])
+                say(self.documents_ - start, whole, f"documents, {self.tokens_:,} tokens")
+        if self._sums is not None and store is not None:
+            self._sums.spill(self._place)
         return self
 
-    def _batches(self, corpus: Any) -> Iterator[list[Any]]:
-        whole = len(corpus) if hasattr(corpus, "__len__") and not isinstance(corpus, str) else 0
-        with bar(wanted=self.progress) as say:
-            batch: list[Any] = []
-            size, done = 0, 0
-            for document in documents(corpus):
-                batch.append(document)
-                size += len(document) + 8 if isinstance(document, str) else 6 * len(document) + 8
-                if size >= BATCH:
-                    yield batch
-                    done += len(batch)
-                    batch, size = [], 0
-                    say(done, whole, f"documents, {self.tokens_:,} tokens")
-            if batch:
-                yield batch
+    def _again(self, store: Store, record: Record) -> None:
+        """Takes a part of the corpus from the folder."""
+        if self._settled is None:
+            self._kept.again(*store.shard(self._place))
+        self._place += 1
+        self.tokens_ += record.tokens
+        self.documents_ += record.documents
 
-    def _take(self, shard: Shard) -> None:
-        """Counts a shard or, while the vocabulary is open, keeps it."""
-        if self._numbers and shard.words is not None and len(shard.ids):
-            raise InvalidArgument(
-                "the vocabulary is of token numbers; give documents of numbers, or a Vocabulary of words"
-            )
-        if shard.words is None and self._settled is None and (self.max_vocabulary or self.min_count > 1):
+    def _take(self, part: Shard | Counted, record: Record) -> None:
+        """Adds counts or, while the vocabulary is open, keeps the part as numbers."""
+        self._place += 1
+        tokens = part.tokens if isinstance(part, Counted) else len(part.ids)
+        record = replace(record, tokens=tokens)
+        self.tokens_ += tokens
+        self.documents_ += record.documents
+        if isinstance(part, Counted):
+            if self.folder is not None:
+                self._disk().put_shard(record)
+            self._counting().add(part.matrices, tokens, self._place, part.occurrences)
+            self._occurrences = self._occurrences + part.occurrences
+            return
+        if part.words is None and (self.max_vocabulary or self.min_count > 1):
             raise InvalidArgument(
                 "min_count and max_vocabulary choose words; documents of token numbers take vocabulary=V"
             )
-        self.tokens_ += len(shard.ids)
-        self.documents_ += len(shard.lengths)
-        self._result = self._final = None
-        if self._settled is None:
-            self._keep(shard)
-        else:
-            ids = self._ids(shard, self._settled)
-            self._occurrences += np.bincount(ids[ids >= 0], minlength=len(self._settled))
-            self._tally.add(self._pairs(ids, shard.lengths, len(self._settled)))
+        shard, new = self._kept.add(part)
+        if self.folder is not None or 4 * self._kept.bytes > self._budget:
+            self._keep_on_disk(shard, new, record)
 
-    def _ids(self, shard: Shard, vocabulary: Vocabulary) -> np.ndarray:
-        """Numbers in a settled vocabulary."""
-        if shard.words is not None:
-            return vocabulary.encode(shard.words)[shard.ids] if len(shard.ids) else shard.ids
-        self._check_range(shard.ids, len(vocabulary))
-        return shard.ids
+    def _keep_on_disk(self, shard: Shard, new: list[str], record: Record) -> None:
+        store, kept = self._disk(), self._kept.shards
+        if self.folder is not None:
+            store.put_shard(record, shard, new)
+            kept[-1] = store.shard(len(kept) - 1)[0]
+            return
+        # Parts that were in memory so far; their words stay there.
+        for place in range(len(store.shards), len(kept)):
+            store.put_shard(record, kept[place])
+            kept[place] = store.shard(place)[0]
 
-    def _check_range(self, ids: np.ndarray, size: int) -> None:
-        if len(ids) and (ids.min() < -1 or ids.max() >= size):
+    def _disk(self) -> Store:
+        """The folder, or a temporary one that goes with the counter."""
+        if self._store is None:
+            place = self.folder
+            if place is None:
+                place = mkdtemp(prefix="heedful-counts-")
+                finalize(self, rmtree, place, ignore_errors=True)
+            self._store = Store(place, self._fingerprint())
+            self._early = len(self._store.sums)
+        return self._store
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """The settings that decide counts, as JSON."""
+        named = self.tokenizer or "words"
+        tokenizer = named if isinstance(named, str) else getattr(named, "__qualname__", type(named).__name__)
+        words = None if self._settled is None else digest_of(self._settled.words)
+        plain = {
+            name: getattr(self, name) for name in ("window", "unknown", "per_distance", "min_count", "max_vocabulary")
+        }
+        return plain | {"weights": list(self._weights.floats), "vocabulary": words, "tokenizer": tokenizer}
+
+    def _counting(self) -> Sums:
+        """The sums for a vocabulary that was given; with those of the folder, if it has some."""
+        if self._sums is None:
+            self._sums = Sums(self._budget, self._disk, persistent=self.folder is not None)
+        return self._sums
+
+    def _check_place(self) -> None:
+        """A folder may know of more documents than were given in this process."""
+        if self.folder is not None and self._store is not None and self._place < len(self._store.shards):
+            more = sum(record.documents for record in self._store.shards[self._place :])
             raise InvalidArgument(
-                f"token numbers must be from 0 to {size - 1}, or -1 for unknown; got {ids.min()} to {ids.max()}"
+                f"{self.folder} holds a count of {more:,} more documents than were given; give them too, or another folder"
             )
-
-    def _keep(self, shard: Shard) -> None:
-        if self._shards and (self._shards[0].words is None) != (shard.words is None) and len(shard.ids):
-            raise InvalidArgument("some documents are words and others token numbers; give all of one kind")
-        ids = shard.ids
-        if shard.words is None:
-            self._check_range(ids, 2**31)
-            known = ids[ids >= 0]
-        else:
-            for word in shard.words:
-                self._seen.setdefault(word, len(self._seen))
-            known = ids = np.array([self._seen[word] for word in shard.words], dtype=np.int64)[ids] if len(ids) else ids
-        counts = np.bincount(known, minlength=len(self._occurrences))
-        counts[: len(self._occurrences)] += self._occurrences
-        self._occurrences = counts
-        self._shards.append(Shard(ids.astype(np.int32), shard.lengths, None if shard.words is None else []))
-
-    def _pairs(self, ids: np.ndarray, lengths: np.ndarray, size: int) -> list[Any]:
-        if self.unknown == "squeeze":
-            kept = ids >= 0
-            homes = np.repeat(np.arange(len(lengths)), lengths)[kept]
-            ids, lengths = ids[kept], np.bincount(homes, minlength=len(lengths))
-        return count_pairs(ids, lengths, size, self.window, self._parts)
+        if not self.documents_:
+            raise InvalidArgument("nothing is counted yet; call fit(corpus) first")
 
     @property
     def vocabulary_(self) -> Vocabulary:
         """The words that are counted."""
         if self._final is None:
+            self._check_place()
             if self._settled is not None:
-                self._final = Vocabulary(self._settled.words, self._occurrences)
-            elif not self._shards:
-                raise InvalidArgument("nothing is counted yet; call fit(corpus) first")
-            elif self._shards[0].words is None:
-                self._final = Vocabulary(map(str, range(len(self._occurrences))), self._occurrences)
+                early = (self._disk().occurrences(place) for place in range(self._early))
+                self._final = Vocabulary(self._settled.words, sum(early, self._occurrences))
+            elif self._kept.numbers:
+                names = map(str, range(len(self._kept.occurrences)))
+                self._final = Vocabulary(names, self._kept.occurrences)
             else:
-                counts = dict(zip(self._seen, self._occurrences.tolist(), strict=True))
-                self._final = Vocabulary.of(counts, min_count=self.min_count, max_size=self.max_vocabulary)
+                self._final = self._chosen(dict(zip(self._kept.seen, self._kept.occurrences.tolist(), strict=True)))
         return self._final
+
+    def _chosen(self, occurrences: dict[str, int]) -> Vocabulary:
+        return Vocabulary.of(occurrences, min_count=self.min_count, max_size=self.max_vocabulary)
 
     @property
     def word_counts_(self) -> np.ndarray:
@@ -259,19 +320,34 @@ class Cooccurrence(Savable):
     def _counted(self) -> list[Any]:
         """Whole numbers: one matrix of weights, or one of counts for each distance."""
         if self._result is None:
-            vocabulary, tally = self.vocabulary_, self._tally
-            if self._settled is None:
-                tally = Tally()
-                # Of numbers in the order of their appearance; the last one is for -1.
-                numbers = np.append(vocabulary.encode(self._seen), -1)
-                with bar(wanted=self.progress) as say:
-                    for done, shard in enumerate(self._shards):
-                        ids = shard.ids.astype(np.int64) if shard.words is None else numbers[shard.ids]
-                        tally.add(self._pairs(ids, shard.lengths, len(vocabulary)))
-                        say(done + 1, len(self._shards), "parts counted")
-            size = self.window if self._parts is None else 1
-            self._result = tally.total() or [nothing(len(vocabulary))] * size
+            size = len(self.vocabulary_)
+            sums = self._counting() if self._settled is not None else self._count_kept(size)
+            number = self.window if self._work.parts is None else 1
+            self._result = sums.total(number, size, self._place)
         return self._result
+
+    def _count_kept(self, size: int) -> Sums:
+        """Counts the parts that were kept, now that the vocabulary is known; from where the folder says they are counted."""
+        kept, store = self._kept, self._disk() if self.folder is not None else self._store
+        if store is not None and (store.of != len(kept.shards) or self.folder is None):
+            store.drop_sums()
+        of = len(kept.shards)
+        since = store.sums[-1] if store is not None and store.sums else 0
+        sums = Sums(self._budget, self._disk, persistent=self.folder is not None, of=of)
+        numbers = None if kept.numbers else self.vocabulary_.encode(kept.seen)
+        ends: list[tuple[int, int]] = []
+
+        def groups() -> Iterator[Any]:
+            for upto, group in kept.groups(numbers, size, since):
+                ends.append((upto, len(group[0])))
+                yield group
+
+        with bar(wanted=self.progress) as say:
+            for place, matrices in enumerate(spread(self._work.count_group, groups(), self.n_jobs)):
+                upto, tokens = ends[place]
+                sums.add(matrices, tokens, upto)
+                say(upto, of, "parts counted")
+        return sums
 
     def counts(self, distance: int | None = None, *, directed: bool = True) -> csr_array:
         """A sparse matrix `(V, V)` in float64: rows earlier tokens, columns later ones.
@@ -295,6 +371,8 @@ class Cooccurrence(Savable):
 
     def merge(self, other: Cooccurrence) -> Self:
         """Adds what another counter with the same settings has counted, as if its documents had come here."""
+        if self.folder is not None:
+            raise InvalidArgument("a folder keeps documents that were given; merge into a counter without one")
         names = ("window", "weighting", "max_vocabulary", "min_count", "unknown", "per_distance")
         for name in names:
             if getattr(self, name) != getattr(other, name):
@@ -304,16 +382,49 @@ class Cooccurrence(Savable):
         if (self._settled is None) != (other._settled is None) or self._settled != other._settled:
             raise InvalidArgument("counters of one vocabulary can be merged; give both the same vocabulary=...")
         if self._settled is None:
-            words = list(other._seen)
-            for shard in other._shards:
-                self._take(Shard(shard.ids.astype(np.int64), shard.lengths, None if shard.words is None else words))
+            words = list(other._kept.seen)
+            for shard in list(other._kept.shards):
+                part = Shard(shard.ids.astype(np.int64), shard.lengths, None if shard.words is None else words)
+                self._take(part, Record(len(shard.lengths), 0, ""))
         else:
-            self.tokens_ += other.tokens_
-            self.documents_ += other.documents_
-            self._occurrences = self._occurrences + other._occurrences
-            self._tally.add(list(other._counted()))
-            self._result = self._final = None
+            counted = Counted(other.tokens_, other.documents_, other.word_counts_, other._counted())
+            self._take(counted, Record(other.documents_, 0, ""))
+        self._result = self._final = None
         return self
+
+    @classmethod
+    def from_dask(cls, bag: Any, **options: Any) -> Self:
+        """Counts the documents of a `dask.bag.Bag` where dask runs it: in threads, processes, or on the machines of a cluster.
+
+        The bag is computed twice, first for the vocabulary, unless one is given, then for pairs; sums of parts are added as in a
+        tree. The counts are those of `fit` in one process, bit by bit, also where workers died meanwhile and dask did their part
+        again. Results come to this process: its memory must hold the counts.
+
+        Args:
+            bag: of texts, lists of words or arrays of token numbers, as `dask.bag.read_text("corpus/*.txt")` gives.
+            options: of the constructor, without `folder` and `n_jobs`, which dask decides.
+        """
+        counter = cls(**options)
+        if counter.folder is not None or counter.n_jobs != 1:
+            raise InvalidArgument("dask decides where work is done; leave folder and n_jobs out")
+        if not hasattr(bag, "reduction") or not hasattr(bag, "npartitions"):
+            raise InvalidArgument(f"a dask.bag.Bag is expected, as of dask.bag.read_text; got {type(bag).__name__}")
+        if counter._settled is None:
+            found = bag.reduction(counter._work.words_of, merged_words, split_every=8).compute()
+            vocabulary: Any = len(found) if isinstance(found, np.ndarray) else counter._chosen(found)
+            counter = cls._of(vocabulary, options)
+        counted = bag.reduction(counter._work.settle_all, merged_counts, split_every=8).compute()
+        counter._take(counted, Record(counted.documents, 0, ""))
+        return counter
+
+    @classmethod
+    def _of(cls, vocabulary: Any, options: dict[str, Any]) -> Self:
+        """A counter of a settled vocabulary, with settings by which it was chosen."""
+        chosen = {name: value for name, value in options.items() if name in ("max_vocabulary", "min_count")}
+        counter = cls(**{name: value for name, value in options.items() if name not in chosen}, vocabulary=vocabulary)
+        for name, value in chosen.items():
+            setattr(counter, name, value)
+        return counter
 
     def _described(self) -> dict[str, Any]:
         names = ("window", "unknown", "per_distance", "max_vocabulary", "min_count")
@@ -322,7 +433,7 @@ class Cooccurrence(Savable):
         fitted = {
             "vocabulary": encode(self.vocabulary_),
             "weights": list(self._weights.floats),
-            "numbers": self._numbers,
+            "numbers": self._work.numbers,
             "tokens": self.tokens_,
             "documents": self.documents_,
         }
@@ -340,37 +451,19 @@ class Cooccurrence(Savable):
         params, fitted = description["params"], description["fitted"]
         floats = fitted["weights"]
         if params["weighting"] == "custom":
-            params["weighting"] = _Table(tuple(floats))
-        chosen = {name: params.pop(name) for name in ("max_vocabulary", "min_count")}
-        counter = cls(**params, vocabulary=decode(fitted["vocabulary"]))
-        for name, value in chosen.items():
-            setattr(counter, name, value)
-        counter._numbers, counter.tokens_, counter.documents_ = fitted["numbers"], fitted["tokens"], fitted["documents"]
-        counter._occurrences = counter._settled.counts.copy()  # type: ignore[union-attr]
-        size = len(counter._occurrences)
+            params["weighting"] = Table(tuple(floats))
+        counter = cls._of(decode(fitted["vocabulary"]), params)
+        counter._work = replace(counter._work, numbers=fitted["numbers"])
+        size = counter._work.size
         matrices = []
         for place in range(len(tensors) // 3):
             indptr, indices, data = (tensors[f"{name}.{place}"].numpy() for name in ("indptr", "indices", "data"))
             matrices.append(sparse().csr_array((data, indices, indptr), shape=(size, size)))
-        counter._tally.add(matrices)
+        assert counter._settled is not None
+        part = Counted(fitted["tokens"], fitted["documents"], counter._settled.counts, matrices)
+        counter._take(part, Record(part.documents, 0, ""))
         return counter
 
     def __repr__(self) -> str:
         held = f": {self.tokens_:,} tokens in {self.documents_:,} documents" if self.documents_ else ""
         return f"Cooccurrence(window={self.window}, weighting={self.weighting!r}{held})"
-
-
-class _Table:
-    """Weights that were a function when they were saved."""
-
-    def __init__(self, weights: tuple[float, ...]) -> None:
-        self.weights = weights
-
-    def __call__(self, distance: int) -> float:
-        return self.weights[distance - 1]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Table) and other.weights == self.weights
-
-    def __hash__(self) -> int:
-        return hash(self.weights)
