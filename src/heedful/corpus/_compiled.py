@@ -40,42 +40,45 @@ def places(ids: Any, starts: Any, order: Any) -> None:
             free[ids[t]] += 1
 
 
-def distinct(ids: Any, order: Any, starts: Any, low: int, high: int, sizes: Any) -> None:
-    """How many different earlier tokens each later token b has at distances low..high, into `sizes[b + 1]`."""
-    seen = np.full(len(starts), -1, np.int32)
+def distinct(ids: Any, order: Any, starts: Any, slots: Any, sizes: Any) -> None:
+    """How many different earlier tokens each later token b has, into `sizes[slot, b]`; `slots` has one for each distance."""
+    seen = np.full((len(sizes), len(starts)), -1, np.int32)
     for b in range(len(starts) - 1):
-        count = 0
         for place in range(starts[b], starts[b + 1]):
             t = order[place]
-            for distance in range(1, min(high, t) + 1):
+            for distance in range(1, min(len(slots), t) + 1):
                 a = ids[t - distance]
                 if a == EDGE:
                     break
-                if distance >= low and a >= 0 and seen[a] != b:
-                    seen[a] = b
-                    count += 1
-        sizes[b + 1] = count
+                slot = slots[distance - 1]
+                if a >= 0 and seen[slot, a] != b:
+                    seen[slot, a] = b
+                    sizes[slot, b] += 1
 
 
-def fill(ids: Any, order: Any, starts: Any, low: int, high: int, parts: Any, into: Any, rows: Any, data: Any) -> None:
-    """The earlier tokens of each later token b, as they come, and the sums of their weights, from `into[b]` on."""
-    sums = np.zeros(len(starts), np.int64)
+def fill(ids: Any, order: Any, starts: Any, slots: Any, parts: Any, ends: Any, rows: Any, data: Any) -> None:
+    """The earlier tokens of each later token b, as they come, and the sums of their weights, from `ends[slot, b]` on."""
+    sums = np.zeros((len(ends), len(starts)), np.int64)
+    begins = np.zeros(len(ends), np.int64)
     for b in range(len(starts) - 1):
-        end = into[b]
+        for slot in range(len(ends)):
+            begins[slot] = ends[slot, b]
         for place in range(starts[b], starts[b + 1]):
             t = order[place]
-            for distance in range(1, min(high, t) + 1):
+            for distance in range(1, min(len(slots), t) + 1):
                 a = ids[t - distance]
                 if a == EDGE:
                     break
-                if distance >= low and a >= 0:
-                    if sums[a] == 0:
-                        rows[end] = a
-                        end += 1
-                    sums[a] += parts[distance - 1]
-        for place in range(into[b], end):
-            data[place] = sums[rows[place]]
-            sums[rows[place]] = 0
+                slot = slots[distance - 1]
+                if a >= 0:
+                    if sums[slot, a] == 0:
+                        rows[ends[slot, b]] = a
+                        ends[slot, b] += 1
+                    sums[slot, a] += parts[distance - 1]
+        for slot in range(len(ends)):
+            for place in range(begins[slot], ends[slot, b]):
+                data[place] = sums[slot, rows[place]]
+                sums[slot, rows[place]] = 0
 
 
 def count_pairs(ids: np.ndarray, lengths: np.ndarray, size: int, window: int, parts: Sequence[int] | None) -> list[Any]:
@@ -86,15 +89,18 @@ def count_pairs(ids: np.ndarray, lengths: np.ndarray, size: int, window: int, pa
     np.cumsum(np.bincount(ids[ids >= 0], minlength=size), out=starts[1:])
     order = np.empty(starts[-1], np.int32 if len(ids) < 2**31 else np.int64)
     places(ids, starts, order)
-    ranges = [(distance, distance) for distance in range(1, window + 1)] if parts is None else [(1, window)]
+    slots = np.arange(window) if parts is None else np.zeros(window, np.int64)
     weights = np.ones(window, np.int64) if parts is None else np.array(parts, dtype=np.int64)
+    sizes = np.zeros((slots[-1] + 1, size), np.int64)
+    distinct(ids, order, starts, slots, sizes)
+    # One matrix lies behind the other.
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    rows, data = np.empty(bounds[-1], np.int32), np.empty(bounds[-1], np.int64)
+    fill(ids, order, starts, slots, weights, bounds[:-1].reshape(sizes.shape).copy(), rows, data)
     results = []
-    for low, high in ranges:
-        sizes = np.zeros(size + 1, np.int64)
-        distinct(ids, order, starts, low, high, sizes)
-        into = np.cumsum(sizes)
-        rows, data = np.empty(into[-1], np.int32), np.empty(into[-1], np.int64)
-        fill(ids, order, starts, low, high, weights, into, rows, data)
+    for slot in range(len(sizes)):
+        into = bounds[slot * size : (slot + 1) * size + 1]
+        held = slice(into[0], into[-1])
         # Columns of later tokens; turning them into rows also sorts.
-        results.append(sparse().csc_array((data, rows, into), shape=(size, size)).tocsr())
+        results.append(sparse().csc_array((data[held], rows[held], into - into[0]), shape=(size, size)).tocsr())
     return results

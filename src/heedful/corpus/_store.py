@@ -26,7 +26,7 @@ from heedful.corpus._pairs import sparse
 JOURNAL = "journal.json"
 FORMAT = 1
 # Entries of a matrix that are summed at once where sums lie on disk.
-BLOCK = 2**24
+BLOCK = 2**21
 
 
 @dataclass(frozen=True)
@@ -194,10 +194,16 @@ class Store:
             name = f"sums-{run:06d}-{place}"
             data, indices, indptr = (self._load(f"{name}-{part}") for part in ("data", "indices", "indptr"))
             parts.append(sparse().csr_array((data, indices, np.asarray(indptr)), shape=(size, size), copy=False))
-        blocks = [
-            sum((part[start:stop] for part in parts[1:]), parts[0][start:stop]) for start, stop in _row_blocks(parts)
-        ]
-        return sparse().vstack(blocks, format="csr") if len(blocks) > 1 else blocks[0]
+        # Pages of memory that are never written to are never there.
+        most = sum(part.nnz for part in parts)
+        data, indices, indptr = np.empty(most, np.int64), np.empty(most, np.int32), np.zeros(size + 1, np.int64)
+        for start, stop in _row_blocks(parts):
+            block = sum((part[start:stop] for part in parts[1:]), parts[0][start:stop])
+            before = indptr[start]
+            indptr[start + 1 : stop + 1] = before + block.indptr[1:]
+            data[before : before + block.nnz] = block.data
+            indices[before : before + block.nnz] = block.indices
+        return sparse().csr_array((data[: indptr[-1]], indices[: indptr[-1]], indptr), shape=(size, size), copy=False)
 
     def _save(self, name: str, array: np.ndarray) -> None:
         with new_file(self.folder / f"{name}.npy") as part, part.open("wb") as out:

@@ -20,6 +20,8 @@ MANY = 2**18
 # Parts of a corpus are counted together up to so many tokens; a process that is killed loses the work on a few of them.
 GROUP = 2**21
 EVERY = 2**23
+# Bytes that pairs of one token take while they are counted, at most.
+TOKEN = 400
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -201,12 +203,15 @@ class Kept:
         self.occurrences = counts
         self.shards.append(shard)
 
-    def groups(self, numbers: np.ndarray | None, size: int, since: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    def groups(
+        self, numbers: np.ndarray | None, size: int, since: int, budget: int
+    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Numbers and lengths of a few parts at a time, from one on, in a vocabulary of this size, and up to where."""
+        most = min(GROUP, budget // TOKEN)
         waiting: list[Shard] = []
         for place in range(since, len(self.shards)):
             waiting.append(self.shards[place])
-            if place + 1 == len(self.shards) or sum(len(shard.ids) for shard in waiting) >= GROUP:
+            if place + 1 == len(self.shards) or sum(len(shard.ids) for shard in waiting) >= most:
                 ids = np.concatenate([shard.ids for shard in waiting])
                 lengths = np.concatenate([shard.lengths for shard in waiting])
                 yield place + 1, (ids if numbers is None else numbers[ids], lengths, size)

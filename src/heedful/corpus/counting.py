@@ -338,7 +338,7 @@ class Cooccurrence(Savable):
         ends: list[tuple[int, int]] = []
 
         def groups() -> Iterator[Any]:
-            for upto, group in kept.groups(numbers, size, since):
+            for upto, group in kept.groups(numbers, size, since, self._budget):
                 ends.append((upto, len(group[0])))
                 yield group
 
