@@ -20,7 +20,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # room -> rooms of heedful it may import from (itself always); rooms not built yet are listed all the same.
 DATA_ROOMS = {"geometry", "series", "events", "tables", "ranking", "multimodal", "corpus"}
 GROUND = {
-    "_checks", "_errors", "_files", "_lazy", "_plot", "_progress", "_result", "_runtime", "_savable", "_settings", "_tasks", "_text", "__init__",
+    "_checks", "_errors", "_files", "_installed", "_lazy", "_plot", "_progress", "_result", "_runtime", "_savable", "_settings", "_tasks", "_text", "__init__",
 }  # fmt: skip
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),

@@ -21,6 +21,7 @@ _HOMES = {
     "PositionEnergy": "positions",
     "project": "projection",
     "association": "associations",
+    **dict.fromkeys(("Glove", "glove"), "gloves"),
     **dict.fromkeys(("Factors", "directional", "symmetric"), "factors"),
 }
 
@@ -30,10 +31,12 @@ __all__ = [
     "Cooccurrence",
     "CorpusAttention",
     "Factors",
+    "Glove",
     "PositionEnergy",
     "Vocabulary",
     "association",
     "directional",
+    "glove",
     "project",
     "symmetric",
 ]
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from heedful.corpus.cloze import Cloze, ClozeScore
     from heedful.corpus.counting import Cooccurrence
     from heedful.corpus.factors import Factors, directional, symmetric
+    from heedful.corpus.gloves import Glove, glove
     from heedful.corpus.positions import PositionEnergy
     from heedful.corpus.projection import project
     from heedful.corpus.vocabulary import Vocabulary

@@ -61,7 +61,7 @@ def association(
     check_number(0, most=1, smoothing=smoothing)
     check_number(least=1, shift=shift)
     check_number(0, beta=beta)
-    matrix = _counted(counts)
+    matrix = counted(counts)
     values, columns = matrix.data, matrix.indices
     if kind in ("log", "log1p"):
         matrix.data = np.log(values) if kind == "log" else np.log1p(values)
@@ -85,7 +85,7 @@ def association(
     return matrix
 
 
-def _counted(counts: Any) -> Any:
+def counted(counts: Any) -> Any:
     """A copy in float64, each cell once, zeros left out; what cannot be counts is refused."""
     try:
         from scipy.sparse import csr_array

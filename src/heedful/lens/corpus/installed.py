@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from heedful._errors import InvalidArgument
+from heedful._installed import SOURCE, installed_texts
 
 WINDOW = 10
-DOCSTRING = re.compile(r'(?s)(?<![\w"])[rRuU]?"""(.*?)"""')
-SOURCE = "Python's handbook and docstrings"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,16 +89,6 @@ def count(
     return SmallCounts(
         tuple(names), pairs, sums[0][:, wanted], sums[1][:, wanted], np.stack(powers, axis=1), len(ids), source
     )
-
-
-@lru_cache(maxsize=1)
-def installed_texts() -> tuple[str, ...]:
-    """The texts, in an order that the machine does not change."""
-    topics = import_module("pydoc_data.topics").topics
-    texts = [topics[name] for name in sorted(topics)]
-    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        texts += DOCSTRING.findall(file.read_text(encoding="utf-8", errors="ignore"))
-    return tuple(text for text in texts if text.count(" ") > 3)
 
 
 # Documents of the last tokenizers, by what these are.
