@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from heedful._errors import InvalidArgument
 
-__all__ = ["OutOfTime", "Protocol", "initial", "losses", "train"]
+__all__ = ["OutOfTime", "Protocol", "curves", "initial", "losses", "train"]
 
 
 class OutOfTime(Exception):
@@ -164,6 +164,38 @@ def train(
     return final.nan_to_num(nan=math.inf).view(copies, len(seeds)).tolist()
 
 
+def curves(
+    weights: dict[str, Tensor],
+    heads: int,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    tokens: Tensor,
+    valid: Tensor,
+    protocol: Protocol,
+    steps: Sequence[int],
+    *,
+    device: str | torch.device = "cpu",
+) -> list[list[float]]:
+    """Validation losses `[step][model]` after some steps, of models that start from given weights, as `initial` shapes them.
+
+    Model r has the rate `rates[r]` and the batches of `seeds[r]`. A model that diverged has infinite loss.
+    """
+    device = torch.device(device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    own = {name: weight.to(device, torch.float32).clone().requires_grad_() for name, weight in weights.items()}
+    tokens, valid = tokens.to(device, torch.int32), valid.to(device, torch.int32)
+    starts = {seed: _starts(len(tokens), protocol, seed) for seed in set(seeds)}
+    begins = torch.stack([starts[seed] for seed in seeds], dim=1).to(device)  # [steps, R, B]
+    step = _Step(own, torch.tensor(list(rates), device=device), heads, dtype, protocol)
+    found = []
+    for at in range(protocol.steps + 1):
+        if at in steps:
+            found.append(evaluate(own, valid, heads, dtype, protocol).nan_to_num(nan=math.inf).tolist())
+        if at < protocol.steps:
+            step(_windows(tokens, begins[at], protocol.context))
+    return found
+
+
 # Steps between which time is taken, past the capture of the graph, to foretell that of all.
 PROBE = (10, 20)
 
@@ -174,7 +206,8 @@ def evaluate(weights: dict[str, Tensor], valid: Tensor, heads: int, dtype: torch
     runs = weights["embedding"].shape[0]
     starts = torch.arange(0, len(valid) - protocol.context, protocol.context, device=valid.device)
     total = torch.zeros(runs, dtype=torch.float64, device=valid.device)
-    for part in starts.split(protocol.batch):
+    # Small batches would leave a GPU idle.
+    for part in starts.split(max(protocol.batch, 128) if valid.is_cuda else protocol.batch):
         tokens = _windows(valid, part[None], protocol.context).expand(runs, -1, -1)
         with _backend(valid.device):
             total += losses(weights, tokens, heads, dtype).double() * len(part)
