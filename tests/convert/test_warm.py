@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import transformers as hf
 
-from heedful import InvalidArgument, Softmax, Unsupported
+from heedful import Gaussian, InvalidArgument, Softmax, Unsupported
 from heedful.convert import warm_start_
 from heedful.corpus import Cooccurrence
 from heedful.nn import Encoder
@@ -35,10 +35,10 @@ COUNTS = Cooccurrence(5, vocabulary=V, progress=False).fit([TEXT])
 class Language(nn.Module):
     """A table, our encoder, and a head that shares the table's weights or has its own."""
 
-    def __init__(self, norm="rms", tied=True, kv=None, bias=False, norm_first=True):
+    def __init__(self, norm="rms", tied=True, kv=None, bias=False, norm_first=True, kernel=None):
         super().__init__()
         self.table = nn.Embedding(V, D)
-        kernels = [Softmax(), Softmax()]
+        kernels = [kernel or Softmax(), Softmax()]
         self.encoder = Encoder(D, HEADS, kernels, norm=norm, num_kv_heads=kv, bias=bias, norm_first=norm_first)
         self.head = nn.Linear(D, V, bias=False)
         if tied:
@@ -200,6 +200,41 @@ def test_the_layers_own_scores_follow_the_counts():
     assert fit() > 0.98
 
 
+@pytest.mark.parametrize(("kind", "scale"), [("granite", 0.37), ("gpt2", 1.0), ("ours", 1.9), ("negative", -0.4)])
+def test_scores_are_as_strong_whatever_they_are_multiplied_by(kind, scale):
+    torch.manual_seed(0)
+    if kind == "granite":
+        model = llama("Granite", attention_multiplier=scale)
+    elif kind == "gpt2":
+        model = gpt2(scale_attn_weights=False)
+    else:
+        model = Language(kernel=Softmax(scale))
+    model = model.double()
+    warm_start_(model, COUNTS, beta=0.7)
+    norm, (query, key, _), _, (table, _) = parts_of(model)
+    known = np.unique(TEXT)
+    seen = norm(table.detach()[None])[0].detach().numpy()[known]
+    scores = scale * sum((seen @ q.T) @ (seen @ k.T).T for q, k in zip(query, key, strict=True))
+    wanted = projected(seen, directed()[np.ix_(known, known)].T, seen)
+    np.testing.assert_allclose(scores, 0.7 * wanted, atol=1e-8)
+
+
+def test_queries_and_keys_that_cannot_be_set():
+    """The model is as it was; the other parts can be had."""
+    neo = hf.GPTNeoConfig(vocab_size=V, hidden_size=D, num_layers=1, num_heads=HEADS, attention_types=[[["global"], 1]])
+    for model, words in (
+        (llama("Qwen3", head_dim=6, num_key_value_heads=2), "normalises queries and keys"),
+        (hf.GPTNeoForCausalLM(neo), "does not say what its scores are multiplied by"),
+        (Language(kernel=Gaussian(1.3)), "whose scores are no products"),
+        (Language(kernel=Softmax(torch.ones(HEADS))), "one number other than 0"),
+    ):
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        with pytest.raises(Unsupported, match=words):
+            warm_start_(model, COUNTS)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert warm_start_(model, COUNTS, ("embedding", "ov")).follows > 0.2
+
+
 def test_rows_have_length_one_and_uncounted_ones_stay():
     model = built("gpt2")
     before = model.transformer.wte.weight.detach().clone()
@@ -303,5 +338,8 @@ def test_what_it_refuses():
         warm_start_(hf.BertModel(hf.BertConfig(**sizes)), COUNTS)
     with pytest.raises(Unsupported, match="normalise first"):
         warm_start_(Language(norm_first=False), COUNTS)
+    wrong = llama(num_key_value_heads=3)
+    with pytest.raises(Unsupported, match="4 heads of queries and 3 of keys"):
+        warm_start_(wrong, COUNTS)
     with pytest.raises(Unsupported, match="no list of layers"):
         warm_start_(nn.Embedding(V, D), COUNTS)

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges.structure import HEADS, OUTWARD, QUERIES_KEYS_VALUES, layers_of
+from heedful.kernels import Softmax
 from heedful.nn import Attention, Block
 
 Role = Literal["query", "key", "value", "output"]
 NORMS = ("ln_1", "input_layernorm", "norm1", "ln1", "layer_norm1", "attention_norm")
 GROUPS = ("num_key_value_heads", "num_kv_heads")
+# Norms of queries and keys inside of heads.
+HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Start:
         norm: what the layer's input goes through.
         pieces: where each role of the layer's attention is stored.
         heads, key_heads, head_size: its sizes.
+        scale: what products of queries and keys are multiplied by.
+        unscored: why queries and keys cannot be set, empty where they can.
         notes: what the scores of this model have besides.
     """
 
@@ -48,6 +53,8 @@ class Start:
     heads: int
     key_heads: int
     head_size: int
+    scale: float = 1.0
+    unscored: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -134,13 +141,39 @@ def find_start(model: nn.Module, layer: int = 0) -> Start:
     attention, own = _attention(name, block)
     pieces, heads, key_heads, size = _pieces(own, attention, names)
     table, head = _tables(model, pieces["query"], names)
-    rotary = any("rotary" in part for part, _ in model.named_modules())
-    notes = (
-        ("rotary positions turn queries and keys: scores are as counted for the nearest tokens alone",)
-        if rotary
-        else ()
-    )
-    return Start(table, head, norm, pieces, heads, key_heads, size, notes)
+    scale, unscored = _scale(own, attention, size)
+    notes = _notes(model, attention)
+    return Start(table, head, norm, pieces, heads, key_heads, size, scale, unscored, notes)
+
+
+def _scale(own: str, attention: nn.Module, size: int) -> tuple[float, str]:
+    """What products of queries and keys are multiplied by; or why scores are something else."""
+    given: Any = attention
+    if isinstance(attention, Attention):
+        if not isinstance(attention.kernel, Softmax):
+            return 1.0, f"{own} has the kernel {attention.kernel}, whose scores are no products"
+        scale = attention.kernel.scale
+        if isinstance(scale, Tensor) or scale == 0:
+            return 1.0, f"{own} multiplies scores by {scale}; one number other than 0 is expected"
+        return (size**-0.5 if scale is None else float(scale)), ""
+    if any(isinstance(getattr(attention, name, None), nn.Module) for name in HEAD_NORMS):
+        return 1.0, f"{own} normalises queries and keys, so their products cannot be associations"
+    if isinstance(getattr(attention, "scaling", None), float):
+        return given.scaling, ""
+    if isinstance(getattr(attention, "scale_attn", None), float):
+        return 1 / given.scale_attn, ""
+    return 1.0, f"{own} does not say what its scores are multiplied by"
+
+
+def _notes(model: nn.Module, attention: nn.Module) -> tuple[str, ...]:
+    turned = any("rotary" in part for part, _ in model.named_modules()) or hasattr(attention, "rotary_dim")
+    capped = getattr(attention, "attn_logit_softcapping", None)
+    notes = []
+    if turned:
+        notes.append("rotary positions turn queries and keys: scores are as counted for the nearest tokens alone")
+    if capped:
+        notes.append(f"scores are bounded by {capped:g}: large ones are smaller than counted")
+    return tuple(notes)
 
 
 def _attention(name: str, block: nn.Module) -> tuple[nn.Module, str]:
@@ -169,6 +202,10 @@ def _pieces(own: str, attention: nn.Module, names: dict[int, str]) -> tuple[dict
         parts = [children["c_attn"]] * 3 if maps is None else [children[part] for part in maps]
         weights = [(part.weight, part.bias) for part in parts]
     packed = weights[0][0] is weights[1][0]
+    if key_heads < 1 or heads % key_heads:
+        raise Unsupported(
+            f"{own} has {heads} heads of queries and {key_heads} of keys; the second must divide the first"
+        )
     ends = np.cumsum([0, heads * size, key_heads * size, key_heads * size]).tolist()
     roles: tuple[Role, Role, Role] = ("query", "key", "value")
     pieces: dict[Role, Piece] = {}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful._checks import check_choice, check_number, check_whole
-from heedful._errors import InvalidArgument, MissingExtra
+from heedful._errors import InvalidArgument, MissingExtra, Unsupported
 from heedful._plot import Axes, axes
 from heedful._result import Result
 from heedful.bridges.starting import Start, find_start
@@ -125,6 +125,8 @@ def warm_start_(
     if not hasattr(counts, "association") or not hasattr(counts, "vocabulary_"):
         raise InvalidArgument(f"counts must be a fitted heedful.corpus.Cooccurrence; got {type(counts).__name__}")
     start = find_start(model, layer)
+    if "qk" in chosen and start.unscored:
+        raise Unsupported(f"{start.unscored}; parts=('embedding', 'ov') sets the others")
     rows = _rows(start, counts, tokenizer)
     directed = _part(counts.association("ppmi", smoothing=smoothing), rows)
     notes = list(start.notes) if {"qk", "ov"} & set(chosen) else []
@@ -255,8 +257,8 @@ def _set_scores(start: Start, seen: np.ndarray, matrix: Any, beta: float) -> flo
     inverse = _inverse(seen)
     u, sigma, v = _svd(inverse @ (matrix @ inverse.T))
     rank = min(start.key_heads * start.head_size, len(sigma))
-    root = np.sqrt(abs(beta) * sigma[:rank] * start.head_size**0.5)
-    query, key = (_blocks(side[:, :rank] * root, start) for side in (u * np.sign(beta or 1.0), v))
+    root = np.sqrt(abs(beta / start.scale) * sigma[:rank])
+    query, key = (_blocks(side[:, :rank] * root, start) for side in (u * np.sign(beta / start.scale or 1.0), v))
     # Heads that share a key divide its scores among themselves.
     start.write("query", np.repeat(query, start.groups, axis=0) / start.groups)
     start.write("key", key)
