@@ -20,6 +20,7 @@ PACKAGES = {
     "heedful.geometry": "Sets of points",
     "heedful.tables": "Tables",
     "heedful.ranking": "Ranking and search",
+    "heedful.corpus": "Corpus statistics",
     "heedful.transport": "Optimal transport",
     "heedful.decomposition": "Kernel SVD",
     "heedful.convert": "Pretrained models made linear",

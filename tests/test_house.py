@@ -267,6 +267,7 @@ def test_public_things_have_docstrings():
         "kernels",
         "nn",
         "masks",
+        "corpus",
         "events",
         "geometry",
         "series",

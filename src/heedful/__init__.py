@@ -54,6 +54,7 @@ _HOMES = {
         (
             "bridges",
             "convert",
+            "corpus",
             "decomposition",
             "discovery",
             "events",
@@ -101,6 +102,7 @@ __all__ = [
     "attend",
     "bridges",
     "convert",
+    "corpus",
     "decomposition",
     "discovery",
     "events",
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
     from heedful import (
         bridges,
         convert,
+        corpus,
         decomposition,
         discovery,
         events,

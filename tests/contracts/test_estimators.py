@@ -32,6 +32,7 @@ from sklearn.utils.estimator_checks import check_dataframe_column_names_consiste
 
 from heedful import Gaussian, InvalidArgument
 from heedful.bridges.estimator import Estimator
+from heedful.corpus import WordVectors
 from heedful.decomposition import KernelSVD
 from heedful.events import NextEvent
 from heedful.geometry import EquivariantClassifier, EquivariantRegressor
@@ -112,6 +113,11 @@ def happenings():
     """Sequences of seven events; a short gap is followed by type 1."""
     gaps = np.random.default_rng(0).uniform(2.0, 5.0, size=(30, 7))
     return np.stack((gaps < 3, gaps.cumsum(1)), axis=2).astype(float), {}
+
+
+def pairs():
+    """Counts of pairs of eleven words."""
+    return np.random.default_rng(0).poisson(2.0, size=(11, 11)).astype(float), {}
 
 
 def ranked():
@@ -200,6 +206,15 @@ ESTIMATORS = {
             **{"n_components": 2, "kernel": Gaussian(2.0), "solver": "nystrom", "n_landmarks": 7, "random_state": 0},
         ),
         lambda: (table(30)[0], {}), "the line above runs them", answer="transform", wrong={"random_state": "x"},
+    ),
+    "word vectors": Listed(
+        partial(WordVectors, **{"dim": 3}), pairs, "they are of tables with any number of rows, and counts of pairs are square", answer="transform",
+        wrong={"dim": 0, "method": "lsa", "association": "mi", "smoothing": 2.0, "power": 1.5, "sides": "left", "window": 0, "weighting": "far", "min_count": 0,
+               "tokenizer": 3, "sweeps": -1, "x_max": 0.0, "unknown": "drop", "random_state": "x", "device": "cuda:99"},
+    ),
+    "word vectors of GloVe": Listed(
+        partial(WordVectors, **{"dim": 3, "method": "glove-adagrad", "sides": "concat"}), pairs, "as the line above", answer="transform",
+        wrong={"exponent": 0.0, "shift": 0.5, "max_vocabulary": 0, "n_jobs": 0},
     ),
     "regressor": Listed(partial(Numbers, **{"epochs": 8, "lr": 0.03}), numbers, 57, UNWEIGHTED, search={"width": [2, 3]}),
     "ranker": Listed(partial(Order, **{"epochs": 8}), ranked, "scikit-learn has no rankers: its checks fit without groups"),

@@ -21,24 +21,33 @@ _HOMES = {
     "PositionEnergy": "positions",
     "project": "projection",
     "association": "associations",
+    "WordVectors": "vectors",
+    **dict.fromkeys(("AnalogyScore", "Neighbours", "PairScore"), "similarity"),
+    **dict.fromkeys(("read_glove_counts", "write_glove_counts"), "exchange"),
     **dict.fromkeys(("Glove", "glove"), "gloves"),
     **dict.fromkeys(("Factors", "directional", "symmetric"), "factors"),
 }
 
 __all__ = [
+    "AnalogyScore",
     "Cloze",
     "ClozeScore",
     "Cooccurrence",
     "CorpusAttention",
     "Factors",
     "Glove",
+    "Neighbours",
+    "PairScore",
     "PositionEnergy",
     "Vocabulary",
+    "WordVectors",
     "association",
     "directional",
     "glove",
     "project",
+    "read_glove_counts",
     "symmetric",
+    "write_glove_counts",
 ]
 
 
@@ -49,8 +58,11 @@ if TYPE_CHECKING:
     from heedful.corpus.attention import CorpusAttention
     from heedful.corpus.cloze import Cloze, ClozeScore
     from heedful.corpus.counting import Cooccurrence
+    from heedful.corpus.exchange import read_glove_counts, write_glove_counts
     from heedful.corpus.factors import Factors, directional, symmetric
     from heedful.corpus.gloves import Glove, glove
     from heedful.corpus.positions import PositionEnergy
     from heedful.corpus.projection import project
+    from heedful.corpus.similarity import AnalogyScore, Neighbours, PairScore
+    from heedful.corpus.vectors import WordVectors
     from heedful.corpus.vocabulary import Vocabulary

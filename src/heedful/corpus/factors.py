@@ -16,8 +16,9 @@ __all__ = ["Factors", "directional", "symmetric"]
 
 # Up to this size, and where most of the rank is wanted, all of the spectrum is computed.
 DENSE = 1000
-# Directions beyond the rank that the random basis has, at least.
-SPARE = 20
+# A block of the basis has one column for so many components, and this many at least.
+SHARE, LEAST = 5, 10
+STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,23 @@ class Factors(Result):
         return f"{self.query.shape[0]} words, rank {len(self.values)}: {self.energy:.1%} of the squared associations"
 
 
-def directional(matrix: Any, rank: int, *, power: float = 0.5, seed: int = 0, sweeps: int = 4) -> Factors:
+def directional(matrix: Any, rank: int, *, power: float = 0.5, seed: int = 0, steps: int = STEPS) -> Factors:
     r"""Queries of later tokens and keys of earlier ones, from associations D with rows of earlier and columns of later tokens.
 
     $$D \approx U \Sigma V^T, \qquad \mathrm{key} = U \Sigma^{p}, \quad \mathrm{query} = V \Sigma^{1 - p}, \qquad
     \mathrm{query}\; \mathrm{key}^T \approx D^T$$
 
     A row of the product is a token that looks back, a column what it looks at. The decomposition is truncated: the best of this
-    rank (Eckart & Young 1936). Large matrices are decomposed on a random subspace, refined by `sweeps` power iterations (Halko,
-    Martinsson & Tropp 2011, algorithms 4.4 and 5.1); the largest entry of each column of U is positive, so that equal seeds
-    give equal signs.
+    rank (Eckart & Young 1936). Large matrices are decomposed on the space that a random block $R$ and its images $(D D^T)^k D R$, k up to
+    `steps`, span (Musco & Musco 2015, algorithm 2): as many products as power iterations take, and far nearer, which matters where singular values
+    lie close to one another. The largest entry of each column of U is positive, so that equal seeds give equal signs.
 
     Args:
         matrix: `(V, V)`, sparse or dense.
         rank: how many components to keep.
         power: p, the share of singular values that goes to the keys.
-        seed: of the random subspace.
-        sweeps: power iterations; more make later components exact.
+        seed: of the random block.
+        steps: how many images of the block; more make later components exact.
 
     >>> import numpy as np
     >>> D = np.array([[0.0, 2.0], [1.0, 3.0]])
@@ -70,14 +71,14 @@ def directional(matrix: Any, rank: int, *, power: float = 0.5, seed: int = 0, sw
     True
     """
     check_number(least=0, most=1, power=power)
-    u, values, v = svd(matrix, rank, seed=seed, sweeps=sweeps)
+    u, values, v = svd(matrix, rank, seed=seed, steps=steps)
     return Factors(v * values ** (1 - power), u * values**power, values, _energy(values, matrix))
 
 
-def symmetric(matrix: Any, rank: int, *, seed: int = 0, sweeps: int = 4) -> Factors:
+def symmetric(matrix: Any, rank: int, *, power: float = 0.5, seed: int = 0, steps: int = STEPS) -> Factors:
     r"""Queries and keys of a symmetric matrix, which needs both: it has negative eigenvalues, and no real W gives $S = W W^T$.
 
-    $$S = U \Lambda U^T, \qquad \mathrm{query} = U |\Lambda|^{1/2}, \quad \mathrm{key} = U |\Lambda|^{1/2} \mathrm{sign}(\Lambda)$$
+    $$S = U \Lambda U^T, \qquad \mathrm{query} = U |\Lambda|^{1 - p}, \quad \mathrm{key} = U |\Lambda|^{p} \mathrm{sign}(\Lambda), \qquad p = \tfrac12$$
 
     The components of largest $|\lambda|$ are kept. Taking $W = U \Lambda_+^{1/2}$ for both leaves out the squares of all negative
     eigenvalues: a fifth to a third of the whole for matrices of word associations.
@@ -88,51 +89,62 @@ def symmetric(matrix: Any, rank: int, *, seed: int = 0, sweeps: int = 4) -> Fact
     >>> np.allclose(factors.query @ factors.key.T, S), factors.values.round(6).tolist()
     (True, [2.0, -2.0])
     """
+    check_number(least=0, most=1, power=power)
     matrix = _square(matrix)
     check_whole(1, matrix.shape[0], rank=rank)
-    check_whole(0, seed=seed, sweeps=sweeps)
+    check_whole(0, seed=seed, steps=steps)
     if abs(matrix - matrix.T).max() > 1e-9 * max(abs(matrix).max(), 1e-300):
         raise InvalidArgument("the matrix is not symmetric; take directional(), or counts(directed=False)")
     if _is_small(matrix, rank):
         values, vectors = torch.linalg.eigh(torch.from_numpy(_dense(matrix)))
     else:
-        basis = _range(matrix, rank, seed, sweeps)
+        basis, images = _space(matrix, rank, seed, steps)
         # Equal halves: rounding must not make the small matrix asymmetric.
-        small = basis.T @ _times(matrix, basis)
+        small = basis.T @ images
         values, vectors = torch.linalg.eigh((small + small.T) / 2)
         vectors = basis @ vectors
     # Largest first; of a pair +x, -x the positive one, also where rounding says otherwise.
     order = np.lexsort((-values.numpy(), -np.round(abs(values.numpy()), 12)))[:rank]
     chosen, u = values.numpy()[order], _signed(vectors.numpy()[:, order])[0]
-    root = np.sqrt(abs(chosen))
-    return Factors(u * root, u * root * np.sign(chosen), chosen, _energy(chosen, matrix))
+    size = abs(chosen)
+    return Factors(u * size ** (1 - power), u * size**power * np.sign(chosen), chosen, _energy(chosen, matrix))
 
 
-def svd(matrix: Any, rank: int, *, seed: int = 0, sweeps: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def svd(matrix: Any, rank: int, *, seed: int = 0, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """U `(n, rank)`, falling singular values and V `(m, rank)` of a sparse or dense matrix, with signs fixed."""
     matrix = _matrix(matrix)
     check_whole(1, min(matrix.shape), rank=rank)
-    check_whole(0, seed=seed, sweeps=sweeps)
+    check_whole(0, seed=seed, steps=steps)
     if _is_small(matrix, rank):
         u, values, vh = torch.linalg.svd(torch.from_numpy(_dense(matrix)), full_matrices=False)
     else:
-        basis = _range(matrix, rank, seed, sweeps)
-        small, values, vh = torch.linalg.svd(_times(matrix.T, basis).T, full_matrices=False)
+        basis, images = _space(matrix, rank, seed, steps)
+        small, values, vh = torch.linalg.svd(images.T, full_matrices=False)
         u = basis @ small
     left, right = _signed(u.numpy()[:, :rank], vh.numpy().T[:, :rank])
     return left, values.numpy()[:rank].copy(), right
 
 
-def _range(matrix: Any, rank: int, seed: int, sweeps: int) -> torch.Tensor:
-    """An orthonormal basis `(n, rank + some)` near the span of the largest left singular vectors."""
-    width = min(rank + max(SPARE, rank // 5), *matrix.shape)
-    start = np.random.default_rng(seed).standard_normal((matrix.shape[1], width))
+def _space(matrix: Any, rank: int, seed: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """An orthonormal basis Q `(n, some)` of a space that holds the largest left singular vectors, nearly, and D^T Q."""
+    least = min(matrix.shape)
+    block = min(max(-(-rank // SHARE), LEAST), least)
+    # Enough for the rank, and no more than there are dimensions.
+    count = min(max(steps + 1, -(-rank // block) + 1), least // block)
+    start = np.random.default_rng(seed).standard_normal((matrix.shape[1], block))
     across = matrix.T.tocsr() if hasattr(matrix, "tocsr") else matrix.T
-    basis = torch.linalg.qr(_times(matrix, torch.from_numpy(start)))[0]
-    for _ in range(sweeps):
-        basis = torch.linalg.qr(_times(across, basis))[0]
-        basis = torch.linalg.qr(_times(matrix, basis))[0]
-    return basis
+    basis = torch.empty(matrix.shape[0], block * count, dtype=torch.float64)
+    images = torch.empty(matrix.shape[1], block * count, dtype=torch.float64)
+    last = torch.from_numpy(start)
+    for at in range(count):
+        before, part = basis[:, : at * block], slice(at * block, (at + 1) * block)
+        new = _times(matrix, last)
+        # Twice: what is left of a block that adds little is mostly rounding.
+        for _ in range(2):
+            new = torch.linalg.qr(new - before @ (before.T @ new))[0]
+        basis[:, part] = new
+        last = images[:, part] = _times(across, new)
+    return basis, images
 
 
 def _times(matrix: Any, other: torch.Tensor) -> torch.Tensor:
