@@ -73,6 +73,29 @@ def test_a_tie_across_the_border_goes_to_the_larger_second_score():
     assert stable_top(scores, 6, second)[1].tolist() == [[0, 2, 4, 3, 1, 12]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seconds", [False, True])
+def test_the_largest_by_pythons_sort(dtype, seconds):
+    """Ties, signed zeros, infinities and the smallest numbers there are, in rows as they lie and in columns."""
+    rng = np.random.default_rng(5)
+    numbers = [-np.inf, -3e38, -2, -1e-45, -0.0, 0.0, 1e-45, 0.25, 3e38, np.inf]
+    for length in (1, 2, 7, 23, 41):
+        scores = torch.from_numpy(rng.choice(numbers, size=(length, 5))).to(dtype).T
+        second = torch.from_numpy(rng.choice([-1.0, 0.0, 0.5], size=(5, length))).to(dtype) if seconds else None
+        for k in {0, 1, length // 5, length}:
+            values, places = stable_top(scores, k, second)
+            for number, row in enumerate(scores.tolist()):
+                by = second[number].tolist() if seconds else [0.0] * length
+                best = sorted(range(length), key=lambda at, row=row, by=by: (-row[at], -by[at], at))
+                assert places[number].tolist() == best[:k]
+            assert torch.equal(values, scores.gather(1, places))
+
+
+def test_numbers_that_are_none_come_first_whatever_their_sign():
+    scores = torch.tensor([[1.0, torch.nan, 2.0, -torch.nan]])
+    assert stable_top(scores, 4)[1].tolist() == scores.sort(dim=1, descending=True, stable=True)[1].tolist()
+
+
 def test_more_than_there_are():
     scores, places = nearest(rows(3), rows(5, seed=1), 100)
     assert places.shape == (3, 5)

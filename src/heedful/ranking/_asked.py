@@ -82,8 +82,8 @@ class Asked:
 
     def top_rows(self, rows: Rows, k: int, size: int | None = None) -> tuple[Tensor, Tensor]:
         """As `by_rows`, the k best as tensors."""
-        found = []
-        for part in blocks(len(self.queries), size or max(1, CELLS // len(self.database))):
+        found: tuple[Tensor, Tensor] | None = None
+        for part in blocks(len(self.queries), size or max(1, self._cells // len(self.database))):
             numbers = torch.arange(part.start, part.stop, device=self.database.device)
             cosines = products(self.queries[part], self.database)
             scores = rows(numbers, cosines)
@@ -99,9 +99,20 @@ class Asked:
                 )
             values, by = stable_top(scores, min(k, scores.shape[1]), cosines)
             by = by if places is None else places.gather(1, by)
-            found.append((values, by.masked_fill(values == -torch.inf, -1)))
-        scores, places = (torch.cat(each) for each in zip(*found, strict=True))
-        return scores, places
+            if found is None:
+                size_of = (len(self.queries), values.shape[1])
+                found = values.new_empty(size_of), by.new_empty(size_of)
+            found[0][part], found[1][part] = values, by
+        assert found is not None
+        # Scores fall along a row: where the last is there, all are.
+        if found[1].shape[1] and bool((found[0][:, -1] == -torch.inf).any()):
+            found[1].masked_fill_(found[0] == -torch.inf, -1)
+        return found
+
+    @property
+    def _cells(self) -> int:
+        """Scores that are held at once: fewer on a CPU, so that what was written is still near when it is read."""
+        return CELLS // 8 if self.database.device.type == "cpu" else CELLS
 
     def _pairs(self, queries: Tensor, database: Tensor) -> Tensor:
         """Products of each query with its candidates, `(nq, m)`."""

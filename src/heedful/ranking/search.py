@@ -164,31 +164,51 @@ def stable_top(scores: Tensor, k: int, second: Tensor | None = None) -> tuple[Te
     [[1, 2]]
     """
     if k == 0 or 4 * k >= scores.shape[1]:
-        places = _descending(scores, second)[:, :k]
-        return scores.gather(1, places), places
+        values, places = _descending(scores, second)
+        return values[:, :k], places[:, :k]
     values, places = scores.topk(k, dim=1)
     # Equal scores on both sides of the border: topk takes any of them.
     split = (scores >= values[:, -1:]).sum(1) > k
     if split.any():
-        places[split] = _descending(scores[split], None if second is None else second[split])[:, :k]
+        places[split] = _descending(scores[split], None if second is None else second[split])[1][:, :k]
     places = places.sort(dim=1).values
-    by = _descending(scores.gather(1, places), None if second is None else second.gather(1, places))
-    places = places.gather(1, by)
-    return scores.gather(1, places), places
+    values, by = _descending(scores.gather(1, places), None if second is None else second.gather(1, places))
+    return values, places.gather(1, by)
 
 
-def _descending(scores: Tensor, second: Tensor | None) -> Tensor:
-    values, order = scores.sort(dim=1, descending=True, stable=True)
+def _descending(scores: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows from the largest on, and their places; of equal ones that with the larger `second`, then the lower place."""
+    packed = scores.device.type == "cpu" and scores.dtype == torch.float32 and not bool(scores.isnan().any())
+    values, order = _packed(scores) if packed else scores.sort(dim=1, descending=True, stable=True)
     if second is None or scores.shape[1] < 2:
-        return order
-    # Runs of equal scores, numbered through all rows; only their members are sorted again.
-    fresh = torch.nn.functional.pad(values[:, 1:] != values[:, :-1], (1, 0), value=True)
-    tied = ~(fresh & torch.nn.functional.pad(fresh[:, 1:], (0, 1), value=True))
-    if tied.any():
-        runs = fresh.flatten().cumsum(0)[tied.flatten()]
-        by = second.gather(1, order)[tied].argsort(descending=True, stable=True)
-        order[tied] = order[tied][by[runs[by].argsort(stable=True)]]
-    return order
+        return values, order
+    # Runs of equal scores; only their members are sorted again.
+    again = values[:, 1:] == values[:, :-1]
+    rows = again.any(1).nonzero()[:, 0]
+    if len(rows):
+        same = again if len(rows) == len(again) else again[rows]
+        tied = torch.nn.functional.pad(same, (1, 0)) | torch.nn.functional.pad(same, (0, 1))
+        row, column = tied.nonzero(as_tuple=True)
+        # The first of a run is not the same as what is before it.
+        runs = (~torch.nn.functional.pad(same, (1, 0)))[row, column].cumsum(0)
+        row = rows[row]
+        places = order[row, column]
+        by = second[row, places].argsort(descending=True, stable=True)
+        order[row, column] = places[by[runs[by].argsort(stable=True)]]
+    return values, order
+
+
+def _packed(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as a stable sort of float32 by one of whole numbers, which numpy does several times as fast: score and place in 64 bits."""
+    # As whole numbers, floats from 0 on rise with their bits and those below 0 fall; what is sorted shall fall. -0.0 + 0.0 is 0.0.
+    bits = (scores.contiguous().numpy() + np.float32(0)).view(np.int32)
+    bits ^= ~(bits >> 31) & np.int32(2**31 - 1)
+    keys = bits.view(np.uint32).astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= np.arange(scores.shape[1], dtype=np.uint64)
+    keys.sort(axis=1)
+    places = torch.from_numpy((keys & np.uint64(2**32 - 1)).view(np.int64))
+    return scores.gather(1, places), places
 
 
 def _merged(before: list[tuple[Tensor, Tensor]], part: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
