@@ -15,7 +15,7 @@ from experiments.recipe import Bar, Block, Setting
 from experiments.reranking import QUICK, WEIGHT, Study
 
 HALVES = ("digits 0 to 4", "digits 5 to 9")
-LONG: dict[str, Any] = {"candidates": 512, "anchors": 256, "epochs": 30, "keep": (1.0, 1.0)}
+LONG: dict[str, Any] = {"candidates": 512, "anchors": 256, "epochs": 15, "keep": (1.0, 1.0)}
 AFFINITIES: dict[str, dict[str, Any]] = {
     "cosine": {},
     "jaccard": {"affinity": "jaccard", "affinity_options": {"k1": 50, "k2": 10}},
@@ -40,10 +40,7 @@ def _studies(quick: bool) -> list[Study]:
         Study(
             (test,),
             METHODS,
-            {
-                f"{learn}: {kind}": ((learn,), LONG | options | size, 1 if quick or "no attention" in kind else 3)
-                for kind, options in kinds.items()
-            },
+            {f"{learn}: {kind}": ((learn,), LONG | options | size, 1) for kind, options in kinds.items()},
         )
         for learn, test in pairs
     ]

@@ -46,8 +46,8 @@ DRAWN: dict[str, Callable[[], Items]] = {
 WEIGHTS = (0.0, 0.02, 0.05, 0.1)
 WEIGHT = 0.05
 QUICK: dict[str, Any] = {"candidates": 16, "embed_dim": 16, "num_heads": 2, "epochs": 1}
-# Fits that share one GPU; each takes little of it.
-BESIDE = 6
+# Fits that share one GPU, of which each takes little; fewer of a study, since several recipes may run beside one another.
+BESIDE, STUDIED = 6, 4
 
 
 def items(work: Path, name: str) -> Items:
@@ -83,45 +83,71 @@ def joined(parts: Sequence[Items]) -> Items:
 
 
 def judged(order: Any, y: np.ndarray) -> dict[str, float]:
-    """mAP and P@1 of leave-one-out orders, in percent."""
-    from heedful.ranking import mean_average_precision, precision_at, relevance_by_label
+    """mAP and P@1 of leave-one-out orders of all items, in percent: those of `heedful.ranking`, all queries at once."""
+    hits = y[np.asarray(order)] == y[:, None]
+    precision = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
+    total = hits.sum(1)
+    asked = total > 0
+    average = (precision * hits).sum(1)[asked] / total[asked]
+    return {"map": 100 * float(average.mean()), "first": 100 * float(hits[asked, 0].mean())}
 
-    relevant = relevance_by_label(y)
-    return {"map": 100 * mean_average_precision(order, relevant), "first": 100 * precision_at(order, relevant, 1)}
+
+def weighted(model: Any, test: Items) -> dict[str, dict[str, float]]:
+    """Figures with each weight of the cosine, from one pass of the network: the scores of weight 0, and cosines added as `ListReranker` does."""
+    found = model.set_params(weight=0.0).rerank(test.X)
+    near, behind = np.split(found.order, [model.candidates], axis=1)
+    scores = found.scores[:, : model.candidates]
+    X = test.X.astype(np.float32)
+    X = X / np.linalg.norm(X, axis=1, keepdims=True)
+    cosines = np.take_along_axis(X @ X.T, near, axis=1)
+    figures = {}
+    for weight in WEIGHTS:
+        by = np.argsort((weight - 1) * scores - weight * cosines, axis=1, kind="stable")
+        figures[f"{weight:g}"] = judged(np.hstack([np.take_along_axis(near, by, axis=1), behind]), test.y)
+    return figures
 
 
 def method(name: str, options: Mapping[str, Any], test: Items, device: str) -> dict[str, float]:
     """Figures of a method without training."""
     from heedful.ranking import METHODS
 
-    return judged(METHODS[name](None, test.X, device=device, **options), test.y)
+    return judged(METHODS[name](None, test.X, device=device, **options).order, test.y)
 
 
 def fitted(
-    learn: Items | Sequence[Items], tests: Mapping[str, Items], options: Mapping[str, Any], seed: int, device: str
+    learn: Items | Sequence[Items],
+    tests: Mapping[str, Items],
+    options: Mapping[str, Any],
+    seed: int,
+    device: str,
+    kept: Path | None = None,
 ) -> dict[str, Any]:
-    """A re-ranker fitted on one set, or on several descriptions of its items, and measured on others with each weight of the cosine."""
+    """A re-ranker fitted on one set, or on several descriptions of its items, and measured on others with each weight of the cosine; saved where `kept` says."""
+    import torch
+
     from heedful.ranking import ListReranker
 
     model = ListReranker(**options, random_state=seed, device=device, progress=False)
     began = time.perf_counter()
-    if isinstance(learn, Items):
-        model.fit(learn.X, learn.y)
-    else:
-        model.fit([part.X for part in learn], learn[0].y)
+    # Products of 10 bits on a GPU while it learns, as is usual; measured is with all 24.
+    torch.set_float32_matmul_precision("high")
+    try:
+        if isinstance(learn, Items):
+            model.fit(learn.X, learn.y)
+        else:
+            model.fit([part.X for part in learn], learn[0].y)
+    finally:
+        torch.set_float32_matmul_precision("highest")
     seconds = time.perf_counter() - began
-    found = {
-        name: {
-            f"{weight:g}": judged(model.set_params(weight=weight).rerank(test.X).order, test.y) for weight in WEIGHTS
-        }
-        for name, test in tests.items()
-    }
+    if kept is not None:
+        model.save_pretrained(kept)
+    found = {name: weighted(model, test) for name, test in tests.items()}
     return {"seconds": seconds, "loss": model.training_.epochs[-1].loss, "tests": found}
 
 
-def jobs(setting: Setting) -> int:
+def jobs(setting: Setting, beside: int = BESIDE) -> int:
     """Fits at a time: some on a GPU, one on a CPU, which a fit fills."""
-    return min(BESIDE, setting.jobs) if setting.device != "cpu" else 1
+    return min(beside, setting.jobs) if setting.device != "cpu" else 1
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -149,11 +175,13 @@ class Study:
         tests: names of sets.
         methods: name -> (method, its options).
         fits: name -> (names of the sets to learn from, joined to one; options; seeds). A name that ends in "draws" stands for fresh drawings, each a description of its own.
+        kept: the fit whose first model is saved to the folder `model` of the work folder.
     """
 
     tests: tuple[str, ...]
     methods: Mapping[str, tuple[str, Mapping[str, Any]]]
     fits: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any], int]]
+    kept: str = ""
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -169,12 +197,15 @@ class Study:
             for test in self.tests
         }
         done = store.run(_asked, asked)
+        # The first seed of all before the second of any: a run that is stopped has something of each.
+        most = max(seeds for _, _, seeds in self.fits.values())
         fits = {
-            f"{name}, seed {seed}": (work, names, self.tests, options, seed, device)
+            f"{name}, seed {seed}": (work, names, self.tests, options, seed, device, name == self.kept and seed == 0)
+            for seed in range(most)
             for name, (names, options, seeds) in self.fits.items()
-            for seed in range(seeds)
+            if seed < seeds
         }
-        done |= store.run(_learned, fits, jobs(setting))
+        done |= store.run(_learned, fits, jobs(setting, STUDIED))
         return {"quick": setting.quick, "parts": done, "wanted": len(asked) + len(fits)}
 
     def parts(self, name: str) -> list[str]:
@@ -214,7 +245,13 @@ def _asked(work: Path, test: str, name: str, options: Mapping[str, Any], device:
 
 
 def _learned(
-    work: Path, names: Sequence[str], tests: Sequence[str], options: Mapping[str, Any], seed: int, device: str
+    work: Path,
+    names: Sequence[str],
+    tests: Sequence[str],
+    options: Mapping[str, Any],
+    seed: int,
+    device: str,
+    kept: bool,
 ) -> dict[str, Any]:
     learn: Items | list[Items]
     if names[0].endswith("draws"):
@@ -222,7 +259,8 @@ def _learned(
     else:
         parts = [items(work, name) for name in names]
         learn = parts[0] if len(parts) == 1 else joined(parts)
-    return fitted(learn, {name: items(work, name) for name in tests}, options, seed, device)
+    tested = {name: items(work, name) for name in tests}
+    return fitted(learn, tested, options, seed, device, work / "model" if kept else None)
 
 
 def main(names: Sequence[str]) -> None:

@@ -85,6 +85,7 @@ def docstrings(work: Path, package: str = "scipy") -> Items:
     if not file.is_file():
         from heedful.bridges.sentences import Sentences
 
+        work.mkdir(parents=True, exist_ok=True)
         np.savez(file, X=Sentences().encode(texts), y=labels)
     with np.load(file) as data:
         return Items(data["X"], data["y"])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ MEASURES: dict[str, Callable[[np.ndarray, Any], float]] = {
 }
 LISTS = 64
 """Lists that are re-scored at once."""
+
+# Networks as they lie on a GPU, so that a query does not wait for their way there; no part of a model that is saved or pickled.
+_COPIES: WeakKeyDictionary[nn.Module, tuple[Any, ListEncoder]] = WeakKeyDictionary()
 
 BEHIND = 3.0
 """What is taken off the similarities of results that are not re-scored: cosines of the others are never below -1."""
@@ -437,9 +441,16 @@ class ListReranker(Ranker):
     def _placed(self) -> tuple[ListEncoder, torch.device, torch.dtype]:
         device = device_of(self.device)
         dtype = dtype_of(self.predict_dtype, device)
-        network = placed(self.network_, device, dtype)
-        assert isinstance(network, ListEncoder)
-        return network, device, dtype
+        # Whoever changes weights in place raises their version.
+        state = (device, dtype, *((id(weight), weight._version) for weight in self.network_.parameters()))
+        known = _COPIES.get(self.network_)
+        if known is None or known[0] != state:
+            network = placed(self.network_, device, dtype)
+            assert isinstance(network, ListEncoder)
+            if network is self.network_:
+                return network, device, dtype
+            known = _COPIES[self.network_] = (state, network)
+        return known[1], device, dtype
 
 
 def _listed(similar: Any, asked: Asked) -> tuple[Tensor, Tensor]:
