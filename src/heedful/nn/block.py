@@ -168,11 +168,12 @@ class Block(Module):
             check_knowledge(z, x)
         self._check_times(times, key, key_times)
         if self.norm1 is not None:
-            first = self.norm1 if self.norm_first else nn.Identity()
-            known = None if z is None or not self.reads_knowledge else first(z)
-            other = {} if key is None else {"key": first(key)}
+            known = None if z is None or not self.reads_knowledge else self._first(z)
+            other = {} if key is None else {"key": self._first(key)}
             at = {name: given for name, given in (("times", times), ("key_times", key_times)) if given is not None}
-            x = x + self._attend(first(x), attn_mask, key_padding_mask, is_causal, known, z_padding_mask, other | at)
+            x = x + self._attend(
+                self._first(x), attn_mask, key_padding_mask, is_causal, known, z_padding_mask, other | at
+            )
             x = x if self.norm_first else self.norm1(x)
         return self._evolve(x) if z is None else Evolved(self._evolve(x), self._evolve(z))
 
@@ -185,6 +186,10 @@ class Block(Module):
             raise InvalidArgument(f"got {given}, but this block reads none; give kernel=Timed(...) or leave it out")
         if key is not None and not isinstance(self.self_attn, TimeAttention | Attention):
             raise Unsupported(f"a block of {self.kernel!r:.60} mixes x alone; key is for kernels and Timed()")
+
+    def _first(self, x: Tensor) -> Tensor:
+        """Tokens as attention takes them, in their own dtype: autocast would write normalised ones out in float32 for maps that read 16 bit."""
+        return self.norm1(x).to(x.dtype) if self.norm_first and self.norm1 is not None else x
 
     def _evolve(self, x: Tensor) -> Tensor:
         """Tokens or knowledge, each by itself, through the network."""

@@ -120,9 +120,14 @@ class InContextNetwork(Module):
         `values` `(B, n + asked, d)`, NaN where a cell is missing; `classes` `(B,)`: how many the context has, numbered from 0; `is_category` `(B, d)`; `identity` `(B, d, identity)`, drawn anew by
         default, so that a call without it is one of many answers: give it, or average over calls.
         """
-        count = target.shape[1]
-        context = self.remember(values[:, :count], target, classes, is_category, identity)
-        return self.answer(values[:, count:], context)
+        context, hidden = (
+            self._known(values[:, : target.shape[1]], target, classes, is_category, identity),
+            self.classes,
+        )
+        asked = functional.pad(target, (0, values.shape[1] - target.shape[1]), value=hidden)
+        row = self._layers(self._cells(values, asked, context), target.shape[1])
+        context = context._replace(rows=row[:, : target.shape[1]])
+        return self._decided(row[:, target.shape[1] :], context)
 
     def remember(
         self,
@@ -133,6 +138,20 @@ class InContextNetwork(Module):
         identity: Tensor | None = None,
     ) -> Context:
         """Everything that answers need of a context `(B, n, d)`, computed once."""
+        layers: list[Tensor] = []
+        known = self._known(values, target, classes, is_category, identity)
+        row = self._layers(self._cells(values, target, known), target.shape[1], layers)
+        return known._replace(layers=tuple(layers), rows=row)
+
+    def _known(
+        self,
+        values: Tensor,
+        target: Tensor,
+        classes: Tensor,
+        is_category: Tensor | None,
+        identity: Tensor | None,
+    ) -> Context:
+        """What cells need of a context."""
         if values.ndim != 3 or target.shape != values.shape[:2]:
             raise InvalidArgument(
                 f"values must be (batch, rows, columns) and target (batch, rows); got {tuple(values.shape)} and {tuple(target.shape)}"
@@ -144,23 +163,29 @@ class InContextNetwork(Module):
                 len(values), values.shape[2], self.identity, device=values.device, dtype=values.dtype
             )
         missing = values.isnan()
-        known = Context(values, missing, is_category, identity, (), values, target, classes)
-        x = self._cells(values, target, known)
-        layers = []
+        return Context(values, missing, is_category, identity, (), values, target, classes)
+
+    def _layers(self, x: Tensor, count: int, kept: list[Tensor] | None = None) -> Tensor:
+        """The targets' cells `(B, rows, embed_dim)` behind all layers, in which rows look at the first `count` ones; `kept` takes what rows looked at."""
         for columns, rows in zip(self.between_columns, self.between_rows, strict=True):
             x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
             along = x.transpose(1, 2).flatten(0, 1)
-            layers.append(along)
-            x = rows(along).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
-        return known._replace(layers=tuple(layers), rows=self.norm(x[:, :, 0]))
+            if kept is not None:
+                kept.append(along)
+            other = None if count == along.shape[1] else along[:, :count]
+            x = rows(along, key=other).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+        return self.norm(x[:, :, 0])
 
     def answer(self, values: Tensor, context: Context) -> Tensor:
         """Log-probabilities `(B, asked, classes)` of rows `(B, asked, d)` by a context."""
-        row = self._rows(values, context)
-        logits = self.head(row).float() if values.dtype != torch.float64 else self.head(row)
+        return self._decided(self._rows(values, context), context)
+
+    def _decided(self, row: Tensor, context: Context) -> Tensor:
+        logits = self.head(row)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.votes:
             logits = logits + self._votes(row, context).to(logits)
-        absent = torch.arange(self.classes, device=values.device) >= context.classes[:, None]
+        absent = torch.arange(self.classes, device=row.device) >= context.classes[:, None]
         return logits.masked_fill(absent[:, None], -torch.inf).log_softmax(-1)
 
     def attention(self, values: Tensor, context: Context) -> Tensor:

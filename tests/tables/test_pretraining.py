@@ -1,0 +1,137 @@
+"""Training on synthetic tables: the stream, its loss beside a loop, that nothing is left behind; and one table said in several ways."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from heedful import InvalidArgument
+from heedful.tables._variants import Variants
+from heedful.tables.in_context import InContextNetwork
+from heedful.tables.pretraining import SyntheticTables, losses, pretrain
+from heedful.tables.prior import Shape, Synthetic
+
+SMALL = {"embed_dim": 8, "num_heads": 2, "layers": 1}
+
+
+def little(draws):
+    return Shape(draws.common.randint(20, 40), 13, draws.common.randint(1, 5))
+
+
+def batches(**options):
+    return list(SyntheticTables(3, 2_000, size=little, **options))
+
+
+def same(one, other):
+    parts = zip(one, other, strict=True)
+    return all(
+        torch.equal(a.values.nan_to_num(9.0), b.values.nan_to_num(9.0)) and torch.equal(a.target, b.target)
+        if a.values.shape == b.values.shape
+        else False
+        for a, b in parts
+    )
+
+
+def test_seed_and_epoch_decide_the_tables():
+    first = batches(seed=1)
+    assert len(first) == 3
+    assert same(first, batches(seed=1))
+    assert not same(first, batches(seed=2))
+    stream = SyntheticTables(3, 2_000, size=little, seed=1)
+    stream.set_epoch(1)
+    assert not same(first, list(stream))
+
+
+def test_first_epochs_have_small_tables():
+    wide = {"size": lambda draws: Shape(400, 200, 40), "steps": 1, "cells": 40_000, "easy": 1}
+    easy, later = (next(iter(SyntheticTables(epoch=epoch, **wide))) for epoch in (0, 1))
+    assert easy.context == 130
+    assert easy.values.shape[2] == 1 + 40 % 12
+    assert (later.context, later.values.shape[2]) == (400, 40)
+
+
+@pytest.mark.parametrize("bad", [{"steps": 0}, {"steps": 1, "cells": 0}, {"steps": 1, "easy": -1}])
+def test_streams_refuse_bad_numbers(bad):
+    with pytest.raises(InvalidArgument):
+        SyntheticTables(**bad)
+
+
+def test_the_loss_is_of_rows_whose_class_the_context_has():
+    torch.manual_seed(0)
+    made = InContextNetwork(3, **SMALL).double().eval()
+    with torch.no_grad():
+        for part in made.parameters():
+            part.add_(0.2 * torch.randn_like(part))
+    values = torch.randn(3, 11, 2, dtype=torch.float64)
+    target = torch.randint(2, (3, 11))
+    target[:, :2] = torch.arange(2)
+    target[0, 8], target[1, :] = -1, 0  # a class that is new, and a table of one class
+    tables = Synthetic(values, torch.zeros(3, 2, dtype=torch.bool), target, torch.tensor([2, 1, 2]), 7)
+    torch.manual_seed(5)
+    each, counts = losses(made, tables)
+    torch.manual_seed(5)
+    logs = made(values, target[:, :7], tables.classes, tables.is_category)
+    for table, row in itertools.product(range(3), range(4)):
+        asked = int(target[table, 7 + row])
+        counted = asked >= 0 and table != 1
+        assert bool(counts[table, row]) == counted
+        assert each[table, row] == (-logs[table, row, asked] if counted else 0.0)
+
+
+def test_training_learns_and_leaves_the_network_as_it_was_made(tmp_path):
+    torch.manual_seed(0)
+    network = InContextNetwork(10, **SMALL)
+    before = {name: part.clone() for name, part in network.state_dict().items()}
+    seen = []
+    training = pretrain(
+        network, epochs=2, steps=3, cells=3_000, lr=3e-3, average=0.5, held_out=2, size=little, progress=lambda *at: seen.append(at),
+        checkpoint=tmp_path / "at",
+    )  # fmt: skip
+    assert len(training.epochs) == 2
+    assert all(math.isfinite(epoch.loss) for epoch in training.epochs)
+    assert network.state_dict().keys() == before.keys()
+    assert any(not torch.equal(part, before[name]) for name, part in network.state_dict().items())
+    assert not any("_first" in vars(module) or "_evolve" in vars(module) for module in network.modules())
+    assert seen
+    with pytest.raises(InvalidArgument, match="easy"):
+        pretrain(network, easy=1.5)
+
+
+def test_a_table_said_in_other_words():
+    variants = Variants.draw(5, [0, 4, 0], 3, 16, seed=3)
+    values = torch.tensor([[0.5, 3.0, -1.0], [math.nan, 0.0, 2.0], [7.0, math.nan, 0.0]])
+    cells = variants.cells(values)
+    for which, row in itertools.product(range(5), range(3)):
+        level = values[row, 1]
+        wanted = math.nan if level.isnan() else float(variants.codes[which, 1, int(level)])
+        assert torch.equal(cells[which, row, [0, 2]].nan_to_num(99.0), values[row, [0, 2]].nan_to_num(99.0))
+        assert float(cells[which, row, 1]) == wanted or (math.isnan(wanted) and cells[which, row, 1].isnan())
+    assert all(sorted(codes[:4].tolist()) == [0, 1, 2, 3] for codes in variants.codes[:, 1])
+    assert all(sorted(names.tolist()) == [0, 1, 2] for names in variants.names)
+
+
+def test_answers_are_the_mean_over_all_ways(monkeypatch):
+    torch.manual_seed(1)
+    made = InContextNetwork(4, **SMALL).double().eval()
+    with torch.no_grad():
+        for part in made.parameters():
+            part.add_(0.2 * torch.randn_like(part))
+    variants = Variants.draw(3, [0, 4], 3, made.identity, seed=0).to(torch.device("cpu"), torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(19, 2, dtype=torch.float64, generator=generator)
+    values[:, 1] = torch.randint(4, (19,), generator=generator)
+    target = torch.arange(13) % 3
+    context = variants.remember(made, values[:13], target)
+    found = variants.answer(made, values[13:], context)
+    cells, wanted = variants.cells(values), torch.zeros(6, 3, dtype=torch.float64)
+    for which in range(3):
+        one = made(
+            cells[which][None], variants.names[which][target][None], torch.tensor([3]),
+            variants.is_category[None], variants.identity[which][None],
+        ).exp()[0]  # fmt: skip
+        for name in range(3):
+            wanted[:, name] += one[:, variants.names[which, name]] / 3
+    assert (found.exp() - wanted).abs().max() < 1e-12
+    monkeypatch.setattr("heedful.tables._variants.ASKED", 1)
+    assert (variants.answer(made, values[13:], context) - found).abs().max() < 1e-12
