@@ -2,12 +2,16 @@
 
 Counts of a text, no training: the score of a word w in a gap is ln p(w) plus $\\lambda$ times the associations of the five words on either
 side with w (`heedful.corpus.CorpusAttention.predict_masked`; smoothed conditional probabilities, 200 pairs of prior). The refinements of
-Mehta (2025) one after the other: symmetric counts, directed ones, one matrix for each distance, and what a bias of distances or
-small matrices keep of the last. Counted are dictionaries, prose and WikiText-2 validation (`corpus.py`), 8,000 words; asked for are 1,500
-places of the WikiText-2 test text, which is not counted, with words rarer than the 50 commonest. **$\\lambda$ is chosen for every row** from the same
-grid on every second place; the figures are of the others. Unigram frequencies are the control.
+Mehta (2025) one after the other: symmetric counts, directed ones, one matrix for each distance. Counted are dictionaries, prose and
+WikiText-2 validation (`corpus.py`), 8,000 words; asked for are 1,500 places of the WikiText-2 test text, which is not counted, with words rarer
+than the 50 commonest. **$\\lambda$ is chosen for every row** from the same grid on every second place; the figures are of the others. Word
+frequencies are the control.
 
-The sheet's reference run stands beside ours. Needs the texts that `corpus.py` names; two minutes of a CPU.
+A second table says how much of the associations at each distance (positive PMI, cells weighted by their counts) forms of positions keep that
+models use: a bias for each distance (T5, ALiBi), a small matrix for each, rotations of planes (rotary positions); see
+`heedful.corpus.PositionEnergy`. A bias cannot change the order of words for a gap, since it is the same for all of them.
+
+The sheet's reference run stands beside ours. Needs the texts that `corpus.py` names; three minutes of a CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from experiments.store import copied
 BESIDE = Path(__file__).parents[2] / "shared" / "data" / "text"
 CONTEXT, SIZE, PLACES, COMMON = 5, 8000, 1500, 50
 STRENGTHS = (0.3, 0.5, 0.7, 1.0, 1.5)
-DRAWS = 2000
+DRAWS, RANK = 2000, 200
 
 # Rows by name: how distances are weighed, and the options of CorpusAttention; the sheet's mean reciprocal rank.
 ROWS: dict[str, tuple[str, dict[str, Any], float | None]] = {
@@ -88,6 +92,11 @@ def run(setting: Setting) -> dict[str, Any]:
             "chance": chance,
         }
 
+    def positions() -> dict[str, float]:
+        if "inverse" not in counters:
+            counters["inverse"] = counted("inverse")
+        return CorpusAttention(counters["inverse"], rank=20 if setting.quick else RANK).explained_energy().to_dict()
+
     counters: dict[str, Any] = {}
     parts = {name: store.get(name, lambda name=name: part(name)) for name in ROWS}
     first = next(iter(parts.values()))
@@ -101,6 +110,7 @@ def run(setting: Setting) -> dict[str, Any]:
         "rows": {"frequency alone": unigram, **rows},
         "directed - symmetric": interval(inverse[DIRECTED], inverse[SYMMETRIC]),
         "distances - directed": interval(inverse[RESOLVED], inverse[DIRECTED]),
+        "positions": store.get("positions", positions),
     }
 
 
@@ -143,3 +153,15 @@ def tables(result: dict[str, Any]) -> Iterable[Block]:
     symmetric, directed, resolved = (rows[name]["mrr"] for name in (SYMMETRIC, DIRECTED, RESOLVED))
     yield Bar("directed less symmetric", directed - symmetric, -0.005, shown=".4f")
     yield Bar("each distance by itself, times symmetric", resolved / symmetric, 1.25, shown=".2f")
+    share = result["positions"]
+    rank = share["rank"]
+    yield Table(
+        ["associations at each distance by", "share kept"],
+        [
+            ["one matrix for all distances", f"{share['none']:.3f}"],
+            ["the same and a bias for each distance", f"{share['additive']:.3f}"],
+            [f"one matrix of rank {rank}", f"{share['whole']:.3f}"],
+            [f"{rank} x {rank} numbers for each distance", f"{share['tucker']:.3f}"],
+            [f"rotations of {rank // 2} planes", f"{share['rotary']:.3f}"],
+        ],
+    )

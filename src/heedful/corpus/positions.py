@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from heedful._result import Result
 __all__ = ["PositionEnergy"]
 
 ANGLES, DECAYS, ROUNDS = 257, 49, 6
-CELLS = 200_000
+# Cells whose vectors are held at once.
+CELLS = 50_000
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,9 @@ def explained(
     turned, one, kappa = rotations(small), left.T @ (whole @ right), biases(tables, whole, counts)
 
     def low_rank(core: Callable[[int], np.ndarray]) -> float:
-        return energy(tables, counts, lambda at, a, b: ((left[a] @ core(at)) * right[b]).sum(-1))
+        # Cells of a distance come one after the other.
+        side = lru_cache(1)(lambda at: left @ core(at))
+        return energy(tables, counts, lambda at, a, b: np.einsum("ij,ij->i", side(at)[a], right[b]))
 
     return PositionEnergy(
         none=energy(tables, counts, lambda _, a, b: pick(whole, a, b)),
