@@ -1,10 +1,11 @@
-"""Sets for retrieval: what is in them, from stand-ins of the files that no checkout carries."""
+"""Sets for retrieval: what is in them, from stand-ins of the files that no checkout carries; and how lists are judged."""
 
 import numpy as np
 import pytest
-from experiments import rerank_baselines, retrieval
+from experiments import rerank_baselines, reranking, retrieval
 
 from heedful import Unsupported
+from heedful.ranking import cosine, mean_average_precision, precision_at, relevance_by_label
 
 
 @pytest.fixture
@@ -80,3 +81,40 @@ def test_every_reference_names_a_method_and_its_options():
     for method, setting in named:
         ranking = METHODS[method.removesuffix(" alone")](None, items, **rerank_baselines._options(method, *setting))
         assert ranking.order.shape == (15, 14)
+
+
+def test_figures_of_all_queries_at_once_are_those_of_the_package():
+    X, y = retrieval.clusters(5, 7, 6, 11)
+    order = cosine(None, X).order
+    relevant = relevance_by_label(y)
+    found = reranking.judged(order, y)
+    assert found["map"] == pytest.approx(100 * mean_average_precision(order, relevant), abs=1e-10)
+    assert found["first"] == pytest.approx(100 * precision_at(order, relevant, 1), abs=1e-10)
+    # An item that is alone in its class asks in vain and counts for nothing.
+    alone = np.append(y[:-1], 99)
+    expected = 100 * mean_average_precision(order, relevance_by_label(alone))
+    assert reranking.judged(order, alone)["map"] == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("affinity", ["cosine", "jaccard"])
+def test_one_pass_of_the_network_gives_the_figures_of_every_weight(affinity):
+    pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
+    from heedful.ranking import ListReranker
+
+    options = {} if affinity == "cosine" else {"affinity_options": {"k1": 5, "k2": 2}}
+    learn, test = retrieval.clusters(6, 9, 6, 11), retrieval.clusters(7, 9, 6, 11)
+    model = ListReranker(
+        17,
+        embed_dim=16,
+        num_heads=2,
+        epochs=1,
+        affinity=affinity,
+        random_state=0,
+        progress=False,
+        device="cpu",
+        **options,
+    ).fit(learn.X, learn.y)
+    found = reranking.weighted(model, test)
+    for weight in reranking.WEIGHTS:
+        order = model.set_params(weight=weight).rerank(test.X).order
+        assert found[f"{weight:g}"] == pytest.approx(reranking.judged(order, test.y), abs=1e-9)
