@@ -16,6 +16,7 @@ from heedful import __version__
 from heedful._errors import HeedfulError
 from heedful.bridges.reading import DEMO
 from heedful.cli.arguments import AsJson, Model, Text, TextFile, echo, in_options, spellings
+from heedful.cli.corpus import corpus
 from heedful.cli.discover import discover
 from heedful.cli.events import events
 from heedful.cli.explain import explain
@@ -174,6 +175,7 @@ def _reproduce(
 app.command("explain")(explain)
 app.command("discover")(discover)
 app.add_typer(events, name="events")
+app.add_typer(corpus, name="corpus")
 app.command("fit", cls=FitCommand)(fit)
 app.command("predict")(predict)
 app.command("score")(score)

@@ -22,6 +22,7 @@ _HOMES = {
     "project": "projection",
     "association": "associations",
     "WordVectors": "vectors",
+    "AttentionMap": "weights",
     **dict.fromkeys(("AnalogyScore", "Neighbours", "PairScore"), "similarity"),
     **dict.fromkeys(("read_glove_counts", "write_glove_counts"), "exchange"),
     **dict.fromkeys(("Glove", "glove"), "gloves"),
@@ -30,6 +31,7 @@ _HOMES = {
 
 __all__ = [
     "AnalogyScore",
+    "AttentionMap",
     "Cloze",
     "ClozeScore",
     "Cooccurrence",
@@ -66,3 +68,4 @@ if TYPE_CHECKING:
     from heedful.corpus.similarity import AnalogyScore, Neighbours, PairScore
     from heedful.corpus.vectors import WordVectors
     from heedful.corpus.vocabulary import Vocabulary
+    from heedful.corpus.weights import AttentionMap

@@ -147,7 +147,7 @@ def nearest(
     cosines[[place for place in without if place < len(cosines)]] = -math.inf
     best = np.argsort(-cosines, kind="stable")[:top]
     best = best[cosines[best] > -math.inf]
-    return Neighbours(tuple(vocabulary.decode(best)), tuple(cosines[best].tolist()), question)
+    return Neighbours(tuple(vocabulary.decode(best)), tuple((cosines[best] + 0.0).tolist()), question)
 
 
 def place_of(vocabulary: Vocabulary, word: Any) -> int:

@@ -50,7 +50,7 @@ class WordVectors(Transformer):
     whose singular value is zero is zero.
 
     Args:
-        dim: how many components, at most V.
+        dim: how many components, at most V. With p = 0 take far fewer than V: all of them are orthogonal, and no word is near another.
         method: of the table.
         association: what S is, of counts; `smoothing` and `shift` go to `heedful.corpus.association`. GloVe takes logarithms of its own.
         power: p, the share of singular values that words get.
