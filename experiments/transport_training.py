@@ -6,8 +6,8 @@ weights. Classes at ±1 (two) or with i = 2 (three), covariance 2 I, in 2 and in
 "efficiency" is the straight distance by the length of the way, "by the thesis" the same as its code computes it, which is 0.047 or 0.058 at most for these numbers
 of points, however straight the way. A "move" is what attention adds to a token, rounded to two decimals. The controls: a random pairing of the same tokens within their classes, and the same
 block before any training. The tables of the thesis could not be obtained. Last, the time for the optimal plans to all 100 snapshots of 1,000 tokens, each plan started at
-the one before, against as many plans from nothing: by scipy, as `heedful.transport.assignment` finds a plan one to one, and by
-the network simplex of POT.
+the one before, against as many plans from nothing: as `heedful.transport.assignment` finds them, by the network simplex of POT, and by scipy's search, which is
+what the bar of a tenth was set for.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ def _train(model: clouds.Study, data: clouds.Clouds, tracker: TransportTracker, 
 
 def _plans(features: int, normed: bool, quick: bool) -> dict[str, Any]:
     """Seconds for the optimal plan from the input to each snapshot: of the tracker's curve, and each from nothing."""
+    from scipy.optimize import linear_sum_assignment
+    from scipy.spatial.distance import cdist
+
     data = clouds.drawn(*WORLDS["two classes"], features, 0, **QUICK if quick else {"instances": 100})
     torch.manual_seed(0)
     model = clouds.Study(features, 2, normed)
@@ -83,10 +86,10 @@ def _plans(features: int, normed: bool, quick: bool) -> dict[str, Any]:
     cold = [assignment(points[0], snapshot).cost for snapshot in points[1:]]
     ended = time.thread_time()
     for snapshot in points[1:]:
-        assignment(points[0], snapshot, method="plan")
-    simplex = time.thread_time() - ended
+        linear_sum_assignment(cdist(points[0], snapshot, "sqeuclidean"))
+    scipy = time.thread_time() - ended
     apart = max(abs(one / other - 1) for one, other in zip(curve.ot, cold, strict=True))
-    return {"points": curve.points, "warm": middle - began, "cold": ended - middle, "simplex": simplex, "apart": apart}
+    return {"points": curve.points, "warm": middle - began, "cold": ended - middle, "scipy": scipy, "apart": apart}
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -170,16 +173,19 @@ def _timed(plans: dict[str, Any]) -> list[Block]:
             one["points"],
             f"{one['warm']:.1f}",
             f"{one['cold']:.1f}",
-            f"{one['warm'] / one['cold']:.3f}",
-            f"{one['simplex']:.1f}",
+            f"{one['scipy']:.1f}",
             f"{one['apart']:.0e}",
         ]
         for name, one in plans.items()
     ]
-    columns = ["plans of all snapshots, no LayerNorm, no classes", "points", "seconds, each from the last", "seconds, each from nothing", "ratio", "seconds of the network simplex, from nothing", "largest relative difference of costs"]  # fmt: skip
+    columns = ["plans of all snapshots, no LayerNorm, no classes", "points", "seconds, each from the last", "seconds, each from nothing", "seconds of scipy, each from nothing", "largest relative difference of costs"]  # fmt: skip
     bars = [
-        Bar(f"{name}: tracking as a share of as many cold solves", one["warm"] / one["cold"], 0.10, False, ".3f")
+        Bar(f"{name}: tracking as a share of as many {title}", one["warm"] / one[key], 0.10, False, ".3f")
         for name, one in plans.items()
+        for key, title in (
+            ("scipy", "cold solves by scipy"),
+            ("cold", "cold solves by POT's simplex, ours from 500 points on"),
+        )
     ]
     return [Table(columns, rows), *bars] if rows else []
 
