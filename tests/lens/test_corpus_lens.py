@@ -15,6 +15,7 @@ from heedful.convert import warm_start_
 from heedful.corpus import Cooccurrence, CorpusAttention
 from heedful.lens import observe
 from heedful.lens.corpus import explain_head, explain_heads, installed_counts
+from heedful.lens.corpus.heads import BAND, Counted, _Design
 from heedful.lens.corpus.installed import count, installed_texts
 
 V, W = 29, 4
@@ -99,6 +100,27 @@ def test_what_rows_have_in_common_does_not_count():
     scores = np.random.default_rng(2).normal(size=(len(IDS), len(IDS)))
     one, other = (explain_head(scores + shift, IDS, COUNTS) for shift in (0.0, np.arange(len(IDS))[:, None]))
     assert one.to_dict() == pytest.approx(other.to_dict(), abs=1e-9)
+
+
+def test_words_are_exchanged_for_others_that_are_as_frequent():
+    """Scores that know how frequent the key is, and no pair: beyond any other words they seem counted, beyond as frequent ones they do not."""
+    g = np.random.default_rng(0)
+    size = 90
+    share = 1 / np.arange(1, size + 1)
+    frequent = g.choice(size, p=share / share.sum(), size=9001)
+    counts = Cooccurrence(W, vocabulary=size, per_distance=True, progress=False).fit([frequent])
+    ids = frequent[:150]
+    scores = np.tile(-np.log(counts.word_counts_[ids]), (150, 1))
+    alike, others = (explain_head(scores, ids, counts, alike=alike) for alike in (True, False))
+    assert alike.together == others.together > 0.1
+    assert others.gain > 0.1
+    assert alike.gain < others.gain / 3
+    design = _Design([ids], [np.ones((150, 150), dtype=bool)], Counted(counts))
+    order = np.argsort(np.argsort(counts.word_counts_[design.words], kind="stable"))
+    other = design.exchanged(g, True)
+    assert sorted(other) == list(range(len(design.words)))
+    assert 0 < abs(order[other] - order).max() < BAND
+    assert abs(order[design.exchanged(g, False)] - order).max() > BAND
 
 
 def gpt2(seed=0):

@@ -229,18 +229,6 @@ def test_heads_beside_counts(texts, monkeypatch):
     assert "random weights" in shown
 
 
-def test_words_stand_for_others_that_are_as_frequent():
-    class Counts:
-        window, vocabulary_, word_counts_ = 3, range(40), np.arange(40)[::-1]
-
-    used = np.arange(0, 40, 2)
-    other = corpus_heads.Exchanged(Counts(), used, 0).other
-    assert sorted(other[used]) == sorted(used)
-    assert (other[1::2] == np.arange(1, 40, 2)).all()
-    assert (other[used] != used).any()
-    assert abs(other[used] - used).max() < 2 * corpus_heads.BAND
-
-
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "SOURCES", {"wordnet": lambda: iter(())})
     with pytest.raises(Unsupported, match=r"install what experiments/corpus.py names"):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heedful._checks import check_whole
+from heedful._checks import check_choice, check_whole
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._progress import Progress, silent
 from heedful.lens._record import LayerRecord
@@ -19,6 +19,8 @@ from heedful.lens.corpus.result import CountedHead, CountedHeads
 from heedful.lens.observation import Observation, observe
 
 EXCHANGES = 5
+# Words that stand next to one another in the order of frequencies, so many at a time, are as frequent.
+BAND = 8
 
 
 class Associations(Protocol):
@@ -28,6 +30,8 @@ class Associations(Protocol):
     def window(self) -> int: ...
     @property
     def source(self) -> str: ...
+    @property
+    def frequencies(self) -> np.ndarray: ...
     def encode(self, tokens: Sequence[str]) -> np.ndarray: ...
     def association(self, distance: int | None = None, *, directed: bool = True) -> Any: ...
 
@@ -46,6 +50,10 @@ class Counted:
     def source(self) -> str:
         return f"counts of {self.counts.tokens_:,} tokens"
 
+    @property
+    def frequencies(self) -> np.ndarray:
+        return np.asarray(self.counts.word_counts_)
+
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         return np.asarray(self.counts.vocabulary_.encode(tokens))
 
@@ -60,6 +68,7 @@ def explain_heads(
     *,
     tokenizer: Any = None,
     exchanges: int = EXCHANGES,
+    alike: bool = True,
     progress: Progress = silent,
 ) -> CountedHeads:
     r"""How much of each head's scores is counting: $R^2$ of scores before the softmax on associations of words, and on positions.
@@ -67,9 +76,9 @@ def explain_heads(
     For every head, over pairs of tokens of all texts that may attend to one another, a word and itself left out, scores are
     regressed on positive PMI of the two words: of the symmetric counts, of the directed ones, of those at their very distance; and
     on the distance alone. What is explained is the variance within rows, since a softmax does not see what all scores of a query
-    have in common. The control exchanges the words of the text for one another at random and regresses again:
-    `gain` is what it matters which words they are. Mehta (2025) reads attention as such counts; this measures how far a trained
-    head agrees.
+    have in common. The control exchanges words of the text for others of it that are about as frequent, at random, and regresses again:
+    `gain` is what it matters which words they are. (Exchanged for any others, a head that looks at rare words seems to count pairs: rare words
+    have the larger associations.) Mehta (2025) reads attention as such counts; this measures how far a trained head agrees.
 
     Args:
         model: any that `observe` reads; or an `Observation` of one, with queries and keys kept, and then without `texts`.
@@ -78,6 +87,7 @@ def explain_heads(
             counted in what is installed (`installed_counts`), which needs the tokenizer.
         tokenizer: the model's.
         exchanges: how often words are exchanged for the control.
+        alike: whether for others that are about as frequent, or for any.
 
     >>> import numpy as np
     >>> from heedful.corpus import Cooccurrence
@@ -91,6 +101,7 @@ def explain_heads(
     (2, 506, True)
     """
     check_whole(2, exchanges=exchanges)
+    check_choice((True, False), alike=alike)
     if isinstance(model, Observation):
         if texts is not None:
             raise InvalidArgument("an Observation has read its texts; leave texts out")
@@ -113,7 +124,7 @@ def explain_heads(
             continue
         pairs, met = design.pairs, design.met
         scores = _scores(record)
-        figures, each = design.explain(list(scores.unbind(1)), exchanges)
+        figures, each = design.explain(list(scores.unbind(1)), exchanges, alike)
         heads += [CountedHead(record.index, head, **one) for head, one in enumerate(figures)]
         exchanged.append(each)
     if not heads:
@@ -127,7 +138,7 @@ def explain_heads(
 
 
 def explain_head(
-    scores: Any, ids: Any, counts: Any, *, is_causal: bool = False, exchanges: int = EXCHANGES
+    scores: Any, ids: Any, counts: Any, *, is_causal: bool = False, exchanges: int = EXCHANGES, alike: bool = True
 ) -> CountedHead:
     """The same for one matrix of scores `(n, n)` between words by their numbers in the counts `(n,)`, -1 for unknown ones.
 
@@ -140,6 +151,7 @@ def explain_head(
     (1.0, True)
     """
     check_whole(2, exchanges=exchanges)
+    check_choice((True, False), alike=alike)
     matrix = torch.as_tensor(scores).detach().double()
     numbers = np.asarray(ids)
     if matrix.dim() != 2 or matrix.shape != (len(numbers), len(numbers)):
@@ -152,7 +164,7 @@ def explain_head(
     design = _Design([numbers], [keep], known)
     if not design.pairs:
         raise InvalidArgument("no two words of these ids may attend to one another")
-    return CountedHead(0, 0, **design.explain([matrix[None]], exchanges)[0][0])
+    return CountedHead(0, 0, **design.explain([matrix[None]], exchanges, alike)[0][0])
 
 
 def _luck(exchanged: np.ndarray) -> float:
@@ -300,7 +312,9 @@ class _Design:
         counts = np.bincount(self.rows)
         return values - (sums / np.maximum(counts, 1)[:, None])[self.rows]
 
-    def explain(self, scores: Sequence[Tensor], exchanges: int) -> tuple[list[dict[str, float]], np.ndarray]:
+    def explain(
+        self, scores: Sequence[Tensor], exchanges: int, alike: bool
+    ) -> tuple[list[dict[str, float]], np.ndarray]:
         """For each head's scores `(B, n, n)` the shares that regressors explain; and those of every exchange, `(exchanges, heads)`."""
         keep = [torch.from_numpy(part) for part in self.keep]
         flat = [torch.cat([one[row][part] for row, part in enumerate(keep)]) for one in scores]
@@ -309,22 +323,33 @@ class _Design:
         safe = np.where(total > 1e-24, total, np.inf)
         shares = {
             name: np.stack([((basis.T @ heads) ** 2).sum(0) / safe for basis in bases])
-            for name, bases in self.bases(exchanges).items()
+            for name, bases in self.bases(exchanges, alike).items()
         }
         means = {name: values.mean(axis=0).tolist() for name, values in shares.items()}
         return [{name: values[at] for name, values in means.items()} for at in range(len(scores))], shares["chance"]
 
-    def bases(self, exchanges: int) -> dict[str, list[np.ndarray]]:
+    def bases(self, exchanges: int, alike: bool) -> dict[str, list[np.ndarray]]:
         """Orthonormal bases of regressors within rows, one for each name, and as many as there are exchanges for `chance`."""
         if not self._bases:
-            own = np.arange(len(self.words))
-            columns = self.columns(own)
+            columns = self.columns(np.arange(len(self.words)))
             self._bases = {name: [self._basis([part])] for name, part in columns.items()}
             self._bases["together"] = [self._basis(list(columns.values()))]
             generator = np.random.default_rng(0)
-            orders = [generator.permutation(own) for _ in range(exchanges)]
+            orders = [self.exchanged(generator, alike) for _ in range(exchanges)]
             self._bases["chance"] = [self._basis(list(self.columns(order).values())) for order in orders]
         return self._bases
+
+    def exchanged(self, generator: np.random.Generator, alike: bool) -> np.ndarray:
+        """For each word another one, at random: any, or one that is about as frequent."""
+        every = len(self.words)
+        if not alike:
+            return generator.permutation(every)
+        order = np.argsort(self.known.frequencies[self.words], kind="stable")
+        other = np.arange(every)
+        # Where bands begin is drawn too, so that no two neighbours are always kept apart.
+        for band in np.split(order, range(int(generator.integers(1, BAND + 1)), every, BAND)):
+            other[band] = generator.permutation(band)
+        return other
 
     def _basis(self, columns: list[np.ndarray]) -> np.ndarray:
         u, s, _ = np.linalg.svd(self.centred(np.concatenate(columns, axis=1)), full_matrices=False)

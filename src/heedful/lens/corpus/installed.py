@@ -44,6 +44,11 @@ class SmallCounts:
     def window(self) -> int:
         return len(self.pairs)
 
+    @property
+    def frequencies(self) -> np.ndarray:
+        """How often each token stands beside another one, `(V,)`."""
+        return np.asarray(self.earlier[0] + self.later[0])
+
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Numbers of tokens, -1 for those that were not counted."""
         places = {name: at for at, name in enumerate(self.names)}

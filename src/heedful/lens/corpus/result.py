@@ -23,7 +23,7 @@ class CountedHead(Result):
         distance: the same from counts at the very distance of the two.
         position: no words at all, but how far apart they are, a number for each distance.
         together: all of them at once.
-        chance: the same as `together`, with the words of the text exchanged for one another at random: the control. What regressions
+        chance: the same as `together`, with words of the text exchanged for others that are about as frequent: the control. What regressions
             of so many numbers fit anyway, and what positions alone say, is in it.
     """
 

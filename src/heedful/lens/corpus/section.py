@@ -23,8 +23,8 @@ CLEAR = 0.02
 
 INTRODUCTION = (
     "Scores of each head, before the softmax, are regressed on how strongly the two words go together in a corpus (positive PMI: in any order, in "
-    "their order, at their very distance) and on how far apart they stand. The control exchanges the words of the text for one another: what "
-    "is then still explained is position, and chance."
+    "their order, at their very distance) and on how far apart they stand. The control exchanges words of the text for others of it that are "
+    "about as frequent: what is then still explained is position, frequency and chance."
 )
 
 
@@ -68,7 +68,7 @@ def _plain(result: CountedHeads) -> str:
     best = result.most(1)[0]
     if best.gain < max(CLEAR, result.luck):
         return (
-            f"How often words stand together in {result.source} explains no head's scores better than if the words were exchanged for one another: the "
+            f"How often words stand together in {result.source} explains no head's scores better than if the words were exchanged for others as frequent: the "
             f"best of {len(result)} heads gains {best.gain:.0%}, as it may by luck."
         )
     return (
