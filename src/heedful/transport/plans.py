@@ -199,6 +199,7 @@ def _exact(X: Array, Y: Array, p: float, start: Plan | None) -> Plan:
         assert plan.matrix is not None
         index, potentials = plan.matrix.argmax(1), plan.potentials
     else:
+        assert start.index is not None
         u, v = start.potentials[0], np.empty(len(X))
         # To first order the points that moved, those of Y, change their potential by what their own pair costs more.
         v[start.index] = moves(X, Y[start.index], p) - u
