@@ -90,6 +90,7 @@ def test_doctor_as_json(run):
     assert told["heedful"] == heedful.__version__
     extras = {package["extra"] for package in told["packages"]}
     named = {"pdf", "hf", "train", "tables", "transport", "demo", "archive", "graphs", "gguf", "plot", "ranking"}
+    named |= {"corpus", "numba", "dask", "gensim"}
     assert extras == {None, *named}
     for package in told["packages"]:
         assert (package["version"] is None) == (package["remedy"] is not None)
