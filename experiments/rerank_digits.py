@@ -3,7 +3,7 @@
 The 1,797 digits of scikit-learn, pixels less their mean, in two halves: 0 to 4 and 5 to 9. `heedful.ranking.ListReranker` learns from one half and re-ranks the
 other: every image asks for the others of its digit, itself left out, among those of its half. mAP, and in brackets P@1, in percent; the mean over both directions stands in the bars.
 
-A digit has about 180 images and its half 900, so 512 results are re-scored. With similarities of k-reciprocal neighbours or diffused ones the network starts from the lists of that method.
+A digit has about 180 images and its half 900; the first 128 results are re-scored by a network of 2 layers, 128 numbers and 4 heads, one seed, since a CPU should do. With similarities of k-reciprocal neighbours or diffused ones the network starts from the lists of that method.
 No attention is the control: each result is scored by its own row of similarities. The paper's figures are of landmarks, whose images cannot be had.
 """
 
@@ -15,7 +15,7 @@ from experiments.recipe import Bar, Block, Setting
 from experiments.reranking import QUICK, WEIGHT, Study
 
 HALVES = ("digits 0 to 4", "digits 5 to 9")
-LONG: dict[str, Any] = {"candidates": 512, "anchors": 256, "epochs": 15, "keep": (1.0, 1.0)}
+LONG: dict[str, Any] = {"candidates": 128, "embed_dim": 128, "epochs": 10, "keep": (1.0, 1.0)}
 AFFINITIES: dict[str, dict[str, Any]] = {
     "cosine": {},
     "jaccard": {"affinity": "jaccard", "affinity_options": {"k1": 50, "k2": 10}},

@@ -127,9 +127,10 @@ def fitted(
 
     from heedful.ranking import ListReranker
 
-    model = ListReranker(**options, random_state=seed, device=device, progress=False)
+    # While it learns products are of 8 bits on a CPU and of 10 on a GPU, which takes half the time; measured is with all 24.
+    precision = "bfloat16" if device == "cpu" else "float32"
+    model = ListReranker(**options, precision=precision, random_state=seed, device=device, progress=False)
     began = time.perf_counter()
-    # Products of 10 bits on a GPU while it learns, as is usual; measured is with all 24.
     torch.set_float32_matmul_precision("high")
     try:
         if isinstance(learn, Items):

@@ -166,9 +166,10 @@ def stable_top(scores: Tensor, k: int, second: Tensor | None = None) -> tuple[Te
     if k == 0 or 4 * k >= scores.shape[1]:
         values, places = _descending(scores, second)
         return values[:, :k], places[:, :k]
-    values, places = scores.topk(k, dim=1)
+    values, places = scores.topk(k + 1, dim=1)
     # Equal scores on both sides of the border: topk takes any of them.
-    split = (scores >= values[:, -1:]).sum(1) > k
+    split = values[:, k - 1] == values[:, k]
+    places = places[:, :k]
     if split.any():
         places[split] = _descending(scores[split], None if second is None else second[split])[1][:, :k]
     places = places.sort(dim=1).values
