@@ -297,10 +297,11 @@ def test_heads_by_distance_see_their_band():
 def test_plain_attend_of_the_factors():
     """Rows of the factors as queries and keys of the operator, whose default divides by the root of their size."""
     values = torch.randn(1, 1, len(IDS), 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for options in ({"exclude_self": False}, {"exclude_self": False, "directed": True, "is_causal": True}):
+    others = ~torch.eye(len(IDS), dtype=torch.bool)
+    for options in ({}, {"exclude_self": False}, {"exclude_self": False, "directed": True, "is_causal": True}):
         ours = CorpusAttention(COUNTS, rank=V, beta=1.3, **options)
         query, key = (side[None] for side in ours.factors(IDS))
-        out = attend(query, key, values, is_causal=ours.is_causal)
+        out = attend(query, key, values, None if "exclude_self" in options else others, is_causal=ours.is_causal)
         check_close(out[0, 0], ours.attention(IDS)[0] @ values[0, 0])
 
 
@@ -394,7 +395,27 @@ def test_the_layer_holds_what_the_corpus_says(tmp_path):
 def test_the_layer_compiles():
     layer = CorpusAttention(COUNTS, rank=6, heads=3).module()
     ids = torch.from_numpy(IDS)[None]
-    check_close(torch.compile(layer, backend="eager", fullgraph=True)(ids).detach(), layer(ids).detach(), 1e-6)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    check_close(compiled(ids).detach(), layer(ids).detach(), 1e-6)
+    torch.manual_seed(0)
+    weight = torch.randn(1, len(IDS), layer.embed_dim)
+    grads = [torch.autograd.grad((call(ids) * weight).sum(), list(layer.parameters())) for call in (layer, compiled)]
+    for one, other in zip(*grads, strict=True):
+        check_close(one, other, 1e-5)
+        assert one.abs().max() > 0
+
+
+def test_the_layers_state_goes_into_another_one(tmp_path):
+    layer = CorpusAttention(COUNTS, rank=6, heads=3).module()
+    torch.save(layer.state_dict(), tmp_path / "state.pt")
+    other = TokenAttention(V, 6, 6, 3)
+    ids = torch.from_numpy(IDS)[None]
+    assert not torch.equal(other(ids), layer(ids))
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(other(ids), layer(ids))
+    for wrong in (-1, V):
+        with pytest.raises(IndexError):
+            layer(torch.tensor([[0, wrong]]))
 
 
 def test_gaps_by_a_loop():
@@ -472,6 +493,15 @@ def test_texts_and_words_nobody_counted():
     named = CorpusAttention(np.eye(2), vocabulary=Vocabulary(["sea", "sand"]))
     assert named.ids("sand and sea").tolist() == [1, -1, 0]
     assert ours.transform([""])[0].shape == (0, 4)
+    assert ours.embed([]).shape == (0, 4)
+    assert ours.embed(["", "nobody"]).tolist() == [[0.0] * 4] * 2
+    assert ours.scores([[0, 1, 2], [2, 1, -1]]).shape == (2, 3, 3)
+    with pytest.raises(InvalidArgument, match="one length: fill them up with -1"):
+        ours.scores([[0, 1], [2]])
+    with pytest.raises(InvalidArgument, match="'the deep sea' in a list of words is a text"):
+        ours.attention(["the deep sea", "a sea"])
+    with pytest.raises(InvalidArgument, match="got NoneType"):
+        ours.predict_masked(None)
     assert ours.attention("").shape == (1, 0, 0)
 
 
@@ -498,6 +528,12 @@ def test_what_cannot_be_had_says_why():
         CorpusAttention(Cooccurrence(2, vocabulary=V, progress=False).fit(TEXTS), positions="tucker")
     with pytest.raises(InvalidArgument, match="square matrix"):
         CorpusAttention(np.zeros((3, 4)))
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(InvalidArgument, match="associations must be finite"):
+            CorpusAttention(np.full((3, 3), wrong))
+    huge = CorpusAttention(np.array([[0, 1e30, 1], [1, 0, 2], [3, 4, 0]])).attention([0, 1, 2])[0]
+    check_close(huge[0], [0, 1, 0])
+    check_close(huge.sum(-1), [1, 1, 1])
     with pytest.raises(InvalidArgument, match="below the vocabulary's size 23"):
         CorpusAttention(COUNTS).scores([1, 23])
     with pytest.raises(InvalidArgument, match="there are no vectors"):

@@ -13,10 +13,9 @@ from torch import Tensor
 from heedful._attend import attend
 from heedful._checks import check_choice, check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument, Unsupported
-from heedful.corpus._documents import Tokens, kind_of
+from heedful.corpus._sequences import Sequences, Unknown
 from heedful.corpus.associations import Kind
 from heedful.corpus.positions import PositionEnergy
-from heedful.corpus.projection import check_ids
 from heedful.corpus.statistics import Form, Statistics
 from heedful.corpus.vocabulary import Vocabulary
 from heedful.masks import Mask, causal, dense, keys
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from heedful.nn import TokenAttention
 
 __all__ = ["CorpusAttention"]
-
-Unknown = Literal["zero", "skip", "raise"]
 
 # Distances of the heads of `heads="distance"`, on either side: the next word, two or three away, farther.
 BANDS = ((1, 1), (2, 3), (4, None))
@@ -114,7 +111,7 @@ class CorpusAttention:
         counter = counts if hasattr(counts, "vocabulary_") else None
         matrix = _matrix(counts) if counter is None else None
         self.vocabulary = _vocabulary(counter, matrix, vocabulary)
-        self._tokenizer = None if counter is None else counter.tokenizer
+        self._sequences = Sequences(self.vocabulary, None if counter is None else counter.tokenizer, unknown)
         self.size = len(self.vocabulary)
         self.rank = min(rank, self.size)
         self._check_forms(counter)
@@ -175,29 +172,11 @@ class CorpusAttention:
 
     def tokens(self, text: Any) -> list[str]:
         """The words of a text as they are counted, without unknown ones where these are left out."""
-        words = self._split(text)
-        return [word for word in words if word in self.vocabulary] if self.unknown == "skip" else words
-
-    def _split(self, text: Any) -> list[str]:
-        if kind_of(text) == "words":
-            return list(text)
-        split = Tokens(self._tokenizer)
-        tokens = split([text])[0]
-        names = split.vocabulary
-        return list(tokens) if names is None else [names[at] for at in tokens]
+        return self._sequences.tokens(text)
 
     def ids(self, sequence: Any) -> np.ndarray:
         """Numbers of words `(..., n)`, -1 for unknown ones: of a text, a list of words, or numbers as they are."""
-        sequence = sequence.detach().cpu().numpy() if isinstance(sequence, Tensor) else sequence
-        if isinstance(sequence, np.ndarray) or kind_of(sequence) == "ids":
-            return check_ids(sequence, self.size)
-        words = self.tokens(sequence)
-        numbers = self.vocabulary.encode(words)
-        if self.unknown == "raise" and (numbers < 0).any():
-            raise InvalidArgument(
-                f"{words[int(np.argmin(numbers))]!r} is not in the vocabulary; unknown='skip' or 'zero' passes over it"
-            )
-        return numbers
+        return self._sequences.ids(sequence)
 
     def scores(self, sequence: Any) -> Tensor:
         """M `(..., n, n)` in float64, before `beta` and masks: rows look, columns are looked at. Looked up, not factored."""
@@ -317,6 +296,8 @@ class CorpusAttention:
     def embed(self, texts: Sequence[Any]) -> np.ndarray:
         """One vector per text `(B, d)`: the mean over its known words of what `transform` gives."""
         vectors = self.transform(texts)
+        if not vectors:
+            return np.zeros((0, self.vectors_.shape[1]))
         known = [self.ids(text) >= 0 for text in texts]
         zeros = np.zeros(self.vectors_.shape[1])
         return np.stack(
@@ -335,7 +316,8 @@ class CorpusAttention:
         r"""Queries and keys `(..., H, n, d_k)` for which plain `attend(query, key, value)` has the scores $\beta M$.
 
         Both are rows of the factors times $d_k^{1/4}$ (and the query times $\beta$), since softmax attention divides by
-        $\sqrt{d_k}$. Exact where `rank` is V. Where words before and behind have different scores, `is_causal` is needed.
+        $\sqrt{d_k}$. Exact where `rank` is V. What no word may attend to is left to `attend`: `is_causal`, which directed scores need, and a
+        mask without the diagonal for `exclude_self`.
         """
         self._check_factored()
         query, key = self._rows(self.ids(sequence))
@@ -357,7 +339,9 @@ class CorpusAttention:
     def module(self, *, dtype: torch.dtype = torch.float32) -> TokenAttention:
         """A layer `heedful.nn.TokenAttention` with these factors and vectors as parameters, to be trained on.
 
-        It takes token ids; `is_causal` is given to its `forward`. With `positions="additive"` it has the biases of distances.
+        It takes token ids; `is_causal` is given to its `forward`. It knows no unknown words: give them any number, and mark them in
+        `key_padding_mask`. With `positions="additive"` it has the biases of distances; beyond the window, where this class has no scores, it
+        keeps those of the two words.
         """
         from heedful.nn import TokenAttention
 
@@ -461,4 +445,7 @@ def _matrix(matrix: Any) -> Any:
     if not hasattr(matrix, "shape") or len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         got = f"shape {tuple(matrix.shape)}" if hasattr(matrix, "shape") else type(matrix).__name__
         raise InvalidArgument(f"counts must be a fitted Cooccurrence or a square matrix of associations; got {got}")
-    return sparse().csr_array(matrix, dtype=np.float64)
+    cells = sparse().csr_array(matrix, dtype=np.float64)
+    if not np.isfinite(cells.data).all():
+        raise InvalidArgument("associations must be finite; put 0 where nothing is known of two words")
+    return cells

@@ -141,6 +141,8 @@ def _gap(attention: CorpusAttention, text: Any) -> tuple[list[str], int]:
             before, after = (attention.tokens(part) for part in parts)
             return [*before, MARK, *after], len(before)
         count = len(parts) - 1
+    elif not isinstance(text, list | tuple):
+        raise InvalidArgument(f"a text with a gap, or a list of words, is expected; got {type(text).__name__}")
     else:
         places = [at for at, word in enumerate(text) if isinstance(word, str) and GAP.fullmatch(word)]
         if len(places) == 1:

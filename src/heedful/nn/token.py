@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heedful import masks
@@ -74,10 +75,10 @@ class TokenAttention(Module):
     def project(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys `[B, H, n, rank / H]` and values `[B, H, n, embed]` of token ids `[B, n]`."""
         self._check(ids)
-        query, key = (
-            table[ids].unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for table in (self.queries, self.keys)
-        )
-        value = self.values[ids][:, None].expand(-1, self.num_heads, -1, -1)
+        # Not table[ids], which takes -1 for the last token.
+        query, key, value = (F.embedding(ids.long(), table) for table in (self.queries, self.keys, self.values))
+        query, key = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (query, key))
+        value = value[:, None].expand(-1, self.num_heads, -1, -1)
         return query, key, value
 
     def _check(self, ids: Tensor) -> None:
