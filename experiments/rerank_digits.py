@@ -15,7 +15,7 @@ from experiments.recipe import Bar, Block, Setting
 from experiments.reranking import QUICK, WEIGHT, Study
 
 HALVES = ("digits 0 to 4", "digits 5 to 9")
-LONG: dict[str, Any] = {"candidates": 128, "embed_dim": 128, "epochs": 10, "keep": (1.0, 1.0)}
+LONG: dict[str, Any] = {"candidates": 128, "embed_dim": 128, "epochs": 5, "keep": (1.0, 1.0)}
 AFFINITIES: dict[str, dict[str, Any]] = {
     "cosine": {},
     "jaccard": {"affinity": "jaccard", "affinity_options": {"k1": 50, "k2": 10}},

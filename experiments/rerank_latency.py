@@ -29,7 +29,7 @@ OTHERS = ("k-reciprocal", "diffusion")
 BATCHED = ("batched, cpu", "batched, cuda", "batched, cuda, 10 bits")
 
 
-def _model(device: str, candidates: int, anchors: int, **sizes: int) -> Any:
+def _model(device: str, candidates: int, anchors: int, **sizes: Any) -> Any:
     """Fitted for one step on two lists."""
     from heedful.ranking import ListReranker
 

@@ -1,6 +1,6 @@
 """`ListReranker`: what it learns, what its answers may depend on, and what it refuses."""
 
-from copy import copy
+from copy import copy, deepcopy
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from heedful._errors import Unsupported
 from heedful.bridges.estimator import Estimator
 from heedful.lens import observe
 from heedful.ranking import ListReranker, k_reciprocal, mean_average_precision, relevance_by_label
+from reranked import by_place
 
 QUICK = {
     "candidates": 24,
@@ -93,6 +94,27 @@ def test_nothing_but_similarities_is_seen(trained):
     ordered = np.concatenate((members[:1], members[1:][near]))
     lists = trained.rerank_lists((ordered @ ordered.T)[None])
     np.testing.assert_array_equal(near[lists.order[0]], again.order[0])
+
+
+def test_the_order_of_the_anchors_matters(trained):
+    """Ranks are known by the columns of a table alone."""
+    X, _ = clusters(1)
+    members = unit(X[np.argsort(-unit(X) @ unit(X)[0], kind="stable")[:25]])
+    tables = (members @ members.T)[None]
+    scores, other = (by_place(trained.rerank_lists(each), 24) for each in (tables, tables[:, :, ::-1]))
+    assert np.abs(scores - other).max() > 1e-3
+
+
+def test_a_copy_of_the_network_follows_its_weights(trained):
+    model = deepcopy(trained).set_params(predict_dtype="float64")
+    X, _ = clusters(1)
+    before = model.rerank(X[:3], X[3:60]).scores
+    np.testing.assert_array_equal(before, model.rerank(X[:3], X[3:60]).scores)
+    with torch.no_grad():
+        model.network_.project.weight.mul_(3)
+    after = model.rerank(X[:3], X[3:60]).scores
+    assert np.abs(before - after).max() > 1e-3
+    np.testing.assert_array_equal(after, deepcopy(model).rerank(X[:3], X[3:60]).scores)
 
 
 def test_answers_do_not_depend_on_the_other_queries(trained):

@@ -203,12 +203,16 @@ def _packed(scores: Tensor) -> tuple[Tensor, Tensor]:
     """The same as a stable sort of float32 by one of whole numbers, which numpy does several times as fast: score and place in 64 bits."""
     # As whole numbers, floats from 0 on rise with their bits and those below 0 fall; what is sorted shall fall. -0.0 + 0.0 is 0.0.
     bits = (scores.contiguous().numpy() + np.float32(0)).view(np.int32)
-    bits ^= ~(bits >> 31) & np.int32(2**31 - 1)
+    flips = bits >> 31
+    np.invert(flips, out=flips)
+    flips &= np.int32(2**31 - 1)
+    bits ^= flips
     keys = bits.view(np.uint32).astype(np.uint64)
     keys <<= np.uint64(32)
     keys |= np.arange(scores.shape[1], dtype=np.uint64)
     keys.sort(axis=1)
-    places = torch.from_numpy((keys & np.uint64(2**32 - 1)).view(np.int64))
+    keys &= np.uint64(2**32 - 1)
+    places = torch.from_numpy(keys.view(np.int64))
     return scores.gather(1, places), places
 
 
