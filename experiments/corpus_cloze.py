@@ -11,7 +11,7 @@ A second table says how much of the associations at each distance (positive PMI,
 models use: a bias for each distance (T5, ALiBi), a small matrix for each, rotations of planes (rotary positions); see
 `heedful.corpus.PositionEnergy`. A bias cannot change the order of words for a gap, since it is the same for all of them.
 
-The sheet's reference run stands beside ours. Needs the texts that `corpus.py` names; three minutes of a CPU.
+Figures of an independent reference run of the same protocol stand beside ours. Needs the texts that `corpus.py` names; three minutes of a CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTEXT, SIZE, PLACES, COMMON = 5, 8000, 1500, 50
 STRENGTHS = (0.3, 0.5, 0.7, 1.0, 1.5)
 DRAWS, RANK = 2000, 200
 
-# Rows by name: how distances are weighed, and the options of CorpusAttention; the sheet's mean reciprocal rank.
+# Rows by name: how distances are weighed, and the options of CorpusAttention; the reference run's mean reciprocal rank.
 ROWS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "symmetric, uniform weights": ("uniform", {}, 0.092),
     "symmetric, weights 1/distance": ("inverse", {}, 0.096),
@@ -153,7 +153,7 @@ def tables(result: dict[str, Any]) -> Iterable[Block]:
     rows = result["rows"]
     yield f"{result['tokens']:,} tokens counted; {result['places']} places, figures of every second one."
     yield Table(
-        ["counts", "$\\lambda$", "mean reciprocal rank", "among the best ten", "sheet's rank"],
+        ["counts", "$\\lambda$", "mean reciprocal rank", "among the best ten", "reference run"],
         [
             [
                 name,
@@ -164,7 +164,7 @@ def tables(result: dict[str, Any]) -> Iterable[Block]:
             ]
             for name, row in rows.items()
         ],
-        paper="sheet's rank",
+        paper="reference run",
         control="frequency alone",
     )
     for name in ("directed - symmetric", "distances - directed"):
