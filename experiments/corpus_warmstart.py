@@ -148,13 +148,11 @@ def tables(result: dict[str, Any]) -> Iterable[Block]:
         )
         sgns = of["embeddings of word2vec"][1]
         yield f"To the loss of the usual random start, whose rows are short, it takes {saved(of['random'][1]):.2f} times fewer."
-        gaps = {
-            rate: a - b for rate, a, b in zip(rates, *(ends(starts[name]) for name in ("random", FULL)), strict=True)
-        }
-        low, high = (pick(gaps, key=lambda rate: gaps[rate]) for pick in (min, max))
-        yield (
-            f"At one rate for both, the full start would be below the random one by {gaps[low]:.3f} (rate {low:g}) to {gaps[high]:.3f} ({high:g})."
-        )
+        ended = zip(rates, *(ends(starts[name]) for name in ("random", FULL)), strict=True)
+        gaps = sorted((a - b, rate) for rate, a, b in ended if math.isfinite(a) and math.isfinite(b))
+        if gaps:
+            (least, at), (most, there) = gaps[0], gaps[-1]
+            yield f"At one rate for both, the full start would be below the random one by {least:.3f} (rate {at:g}) to {most:.3f} ({there:g})."
         yield (
             f"Query and key add {table - plus:+.3f} nats to the embeddings and {of['random'][1] - only:+.3f} to a random table; values and outputs add "
             f"{table - of['embeddings + value/output'][1]:+.3f} (above 0: better). The table of word2vec is {table - sgns:+.3f} beside that of counts."

@@ -94,9 +94,10 @@ def warm_start_(
 
     so that heads, each with a block of singular vectors, add up to $\beta$ times the associations of a token with those before it; and
     $W_V, W_O$ are halves of the singular value decomposition of `gain` times $\hat E^+ D\, E_{out}^{+\top}$, so that what a head brings
-    raises the logits of tokens that tend to follow. Mehta (2025) suggests queries and keys; measured (the recipe
-    `corpus-warmstart`), nearly all of the gain comes from the embedding, a little from values and outputs, and none from queries and
-    keys alone. $\hat E$ is whatever the model's norm makes of E, so that LayerNorm, RMSNorm and their gains are all served; positions
+    raises the logits of tokens that tend to follow. Mehta (2025) suggests queries and keys. Measured (the recipe `corpus-warmstart`, each
+    start at its own best rate), all of the gain comes from the embedding, for which a table of word2vec does as well (`embedding=`); queries and keys add
+    nothing, nor do values and outputs. The first loss is often higher than that of random weights, since every token's row raises its own
+    logit; it is lower after a few steps. $\hat E$ is whatever the model's norm makes of E, so that LayerNorm, RMSNorm and their gains are all served; positions
     are left out of it, and rotary ones turn the scores with the distance. Everything else stays as it is.
 
     Args:
