@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments import retrieval
-from experiments.recipe import FOLDER, Setting, Table, recipe
+from experiments.recipe import FOLDER, Setting, Table, hardware, recipe
 from experiments.retrieval import Items
 
 # Sets that take a file, a package or a model; drawn ones are drawn again.
@@ -38,6 +39,7 @@ STORED: dict[str, Callable[[Path], Items]] = {
 DRAWN: dict[str, Callable[[], Items]] = {
     "clusters": retrieval.clusters,
     "other clusters": lambda: retrieval.clusters(2, 100),
+    "more clusters": lambda: retrieval.clusters(3),
     "arcs": retrieval.arcs,
     "small": lambda: retrieval.clusters(2, 11, 7, 13),
     "other small": lambda: retrieval.clusters(3, 11, 7, 13),
@@ -143,7 +145,7 @@ def fitted(
     if kept is not None:
         model.save_pretrained(kept)
     found = {name: weighted(model, test) for name, test in tests.items()}
-    return {"seconds": seconds, "loss": model.training_.epochs[-1].loss, "tests": found}
+    return {"device": hardware(device), "seconds": seconds, "loss": model.training_.epochs[-1].loss, "tests": found}
 
 
 def jobs(setting: Setting, beside: int = BESIDE) -> int:
@@ -168,6 +170,12 @@ def figures(done: Mapping[str, Any], parts: Sequence[str], test: str, weight: fl
     return [done[part]["tests"][test][f"{weight:g}"] for part in parts if part in done]
 
 
+def places(done: Mapping[str, Any]) -> str:
+    """A line that says on which devices how many fits were computed."""
+    counts = Counter(part["device"] for part in done.values() if "device" in part)
+    return "- Fits: " + ", ".join(f"{count} on {device}" for device, count in counts.items()) + "." if counts else ""
+
+
 @dataclass(frozen=True)
 class Study:
     """Re-rankers fitted on some sets and measured on others, beside methods without training.
@@ -175,7 +183,7 @@ class Study:
     Attributes:
         tests: names of sets.
         methods: name -> (method, its options).
-        fits: name -> (names of the sets to learn from, joined to one; options; seeds). A name that ends in "draws" stands for fresh drawings, each a description of its own.
+        fits: name -> (names of the sets to learn from, joined to one; options; seeds).
         kept: the fit whose first model is saved to the folder `model` of the work folder.
     """
 
@@ -236,9 +244,10 @@ class Study:
         return Table(["method, or fitted on", "weight", *self.tests], rows, control="cosine")
 
     def left(self, result: Mapping[str, Any]) -> str:
-        """A line where parts are missing."""
+        """Where fits were computed, and whether parts are missing."""
         there = len(result["parts"])
-        return f"- Incomplete: {there} of {result['wanted']} parts." if there < result["wanted"] else ""
+        missing = f"- Incomplete: {there} of {result['wanted']} parts." if there < result["wanted"] else ""
+        return "\n".join(filter(None, (places(result["parts"]), missing)))
 
 
 def _asked(work: Path, test: str, name: str, options: Mapping[str, Any], device: str) -> dict[str, float]:
@@ -254,12 +263,8 @@ def _learned(
     device: str,
     kept: bool,
 ) -> dict[str, Any]:
-    learn: Items | list[Items]
-    if names[0].endswith("draws"):
-        learn = [retrieval.clusters(number) for number in range(2, 2 + int(names[0].split()[0]))]
-    else:
-        parts = [items(work, name) for name in names]
-        learn = parts[0] if len(parts) == 1 else joined(parts)
+    parts = [items(work, name) for name in names]
+    learn = parts[0] if len(parts) == 1 else joined(parts)
     tested = {name: items(work, name) for name in tests}
     return fitted(learn, tested, options, seed, device, work / "model" if kept else None)
 
