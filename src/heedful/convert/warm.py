@@ -90,9 +90,10 @@ def warm_start_(
     With symmetric positive PMI $S = U \Sigma U^\top$ and directed D (rows earlier tokens), the rows of the table become
     $E = \mathrm{rows\ of\ length\ 1}\,(U_d \Sigma_d^{1/2})$, which the layer's own norm turns into $\hat E$. Then
 
-    $$W = \hat E^+ D^\top \hat E^{+\top} = u \sigma v^\top, \qquad W_Q^h = (u_h s)^\top,\; W_K^h = (v_h s)^\top,\; s = (\beta \sigma_h \sqrt{d_h})^{1/2}$$
+    $$W = \hat E^+ D^\top \hat E^{+\top} = u \sigma v^\top, \qquad W_Q^h = (u_h s)^\top,\; W_K^h = (v_h s)^\top,\; s = (\beta \sigma_h / c)^{1/2}$$
 
-    so that heads, each with a block of singular vectors, add up to $\beta$ times the associations of a token with those before it; and
+    with c what the model multiplies scores by ($1/\sqrt{d_h}$ mostly), so that heads, each with a block of singular vectors, add up to $\beta$
+    times the associations of a token with those before it; and
     $W_V, W_O$ are halves of the singular value decomposition of `gain` times $\hat E^+ D\, E_{out}^{+\top}$, so that what a head brings
     raises the logits of tokens that tend to follow. Mehta (2025) suggests queries and keys. Measured (the recipe `corpus-warmstart`, each
     start at its own best rate), all of the gain comes from the embedding, for which a table of word2vec does as well (`embedding=`); queries and keys add

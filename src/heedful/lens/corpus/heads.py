@@ -18,9 +18,9 @@ from heedful.lens._record import LayerRecord
 from heedful.lens.corpus.result import CountedHead, CountedHeads
 from heedful.lens.observation import Observation, observe
 
-EXCHANGES = 5
+EXCHANGES = 9
 # Words that stand next to one another in the order of frequencies, so many at a time, are as frequent.
-BAND = 8
+BAND = 4
 
 
 class Associations(Protocol):
@@ -168,9 +168,9 @@ def explain_head(
 
 
 def _luck(exchanged: np.ndarray) -> float:
-    """The largest gain of any head with words exchanged, `(exchanges, heads)`: each exchange against the others, on average."""
+    """The largest gain of any head in any exchange `(exchanges, heads)`: each of them against the mean of the others."""
     others = (exchanged.sum(0) - exchanged) / (len(exchanged) - 1)
-    return float((exchanged - others).max(axis=1).mean())
+    return float((exchanged - others).max())
 
 
 def _counted(counts: Any, seen: Observation, tokenizer: Any) -> Associations:
@@ -348,7 +348,8 @@ class _Design:
         other = np.arange(every)
         # Where bands begin is drawn too, so that no two neighbours are always kept apart.
         for band in np.split(order, range(int(generator.integers(1, BAND + 1)), every, BAND)):
-            other[band] = generator.permutation(band)
+            ring = generator.permutation(band)
+            other[ring] = np.roll(ring, 1)
         return other
 
     def _basis(self, columns: list[np.ndarray]) -> np.ndarray:
