@@ -105,15 +105,19 @@ def test_scores_are_looked_up():
     check_close((factored[0] @ factored[1].mT)[0] / V**0.5, wanted)
 
 
-def test_a_batch_and_unknown_words():
+@pytest.mark.parametrize("kind", ["ppmi", "conditional"])
+@pytest.mark.parametrize("positions", [None, "distance", "additive", "tucker"])
+def test_a_batch_and_unknown_words(kind, positions):
     batch = np.array([IDS, np.where(IDS == 11, -1, IDS)])
-    whole = CorpusAttention(COUNTS).scores(batch)
-    check_close(whole[0], CorpusAttention(COUNTS).scores(IDS), 0)
+    ours = CorpusAttention(COUNTS, kind, positions=positions)
+    whole = ours.scores(batch)
+    check_close(whole[0], ours.scores(IDS), 0)
     unknown = batch[1] < 0
     assert unknown.sum() == 2
     assert (whole[1][unknown] == 0).all()
     assert (whole[1][:, unknown] == 0).all()
     check_close(whole[1][~unknown][:, ~unknown], whole[0][~unknown][:, ~unknown], 0)
+    assert (ours.scores(np.full(3, -1)) == 0).all()
 
 
 def test_two_vocabularies_are_cross_attention():

@@ -90,6 +90,18 @@ class Table:
             scores += np.where(known, self.rows[ids], 0.0)[..., :, None] * known[..., None, :]
         return scores
 
+    def pairs(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Associations of words with those in the same place of another array of that shape; zero where one is unknown."""
+        known = (first >= 0) & (second >= 0)
+        out = np.zeros(first.shape)
+        if known.any():
+            a, b = first[known], second[known]
+            cells = self.cells[a, b]
+            out[known] = cells.toarray().reshape(-1) if hasattr(cells, "toarray") else cells
+            if self.rows is not None:
+                out[known] += self.rows[a]
+        return out
+
     def row(self, word: int) -> np.ndarray:
         """Associations of one word with all, `(V,)`."""
         out = np.zeros(self.cells.shape[1]) if self.rows is None else np.full(self.cells.shape[1], self.rows[word])

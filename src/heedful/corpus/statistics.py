@@ -144,9 +144,9 @@ class Statistics:
 
     def _at_distance(self, ids: np.ndarray, distance: int) -> np.ndarray:
         """Associations of each word with the one so many places later, `(..., n - distance)`."""
-        if self.positions == "distance":
-            return np.diagonal(self.by_distance[distance - 1].at(ids), distance, axis1=-2, axis2=-1)
         earlier, later = ids[..., :-distance], ids[..., distance:]
+        if self.positions == "distance":
+            return self.by_distance[distance - 1].pairs(earlier, later)
         left, right = self.sides
         values = ((left[earlier] @ self.cores[distance - 1]) * right[later]).sum(-1)
         return np.where((earlier >= 0) & (later >= 0), values, 0.0)
