@@ -214,7 +214,7 @@ ESTIMATORS = {
     ),
     "word vectors of GloVe": Listed(
         partial(WordVectors, **{"dim": 3, "method": "glove-adagrad", "sides": "concat"}), pairs, "as the line above", answer="transform",
-        wrong={"exponent": 0.0, "shift": 0.5, "max_vocabulary": 0, "n_jobs": 0},
+        wrong={"exponent": 0.0, "ridge": 0.0, "shift": 0.5, "max_vocabulary": 0, "n_jobs": 0},
     ),
     "regressor": Listed(partial(Numbers, **{"epochs": 8, "lr": 0.03}), numbers, 57, UNWEIGHTED, search={"width": [2, 3]}),
     "ranker": Listed(partial(Order, **{"epochs": 8}), ranked, "scikit-learn has no rankers: its checks fit without groups"),

@@ -81,10 +81,10 @@ def test_fewer_components_are_the_first_ones():
 
 def test_glove_and_its_sides():
     counts = counter()
-    options = {"x_max": 3.0, "random_state": 5, "sweeps": 4}
+    options = {"x_max": 3.0, "random_state": 5, "sweeps": 4, "ridge": 0.1}
     for method, solver in (("glove", "als"), ("glove-adagrad", "adagrad")):
         model = WordVectors(4, method, **options).fit(counts)
-        result = glove(counts.counts(directed=False), 4, solver=solver, x_max=3.0, seed=5, sweeps=4)
+        result = glove(counts.counts(directed=False), 4, solver=solver, x_max=3.0, seed=5, sweeps=4, ridge=0.1)
         np.testing.assert_array_equal(model.vectors_, result.words + result.contexts)
         model.set_params(sides="concat")
         np.testing.assert_array_equal(model.vectors_, np.c_[result.words, result.contexts])

@@ -58,7 +58,7 @@ class WordVectors(Transformer):
             for GloVe, else words.
         window, weighting, min_count, max_vocabulary, vocabulary, tokenizer, n_jobs: for `fit` on texts, as in `Cooccurrence`. With a matrix,
             `vocabulary` names its words.
-        sweeps, x_max, exponent: of GloVe.
+        sweeps, x_max, exponent, ridge: of GloVe.
         unknown: words without a vector, in `transform` and evaluations: `"skip"` leaves them out, `"zero"` gives them zeros, `"raise"` is an error.
         random_state: of the random subspace of large matrices, and of GloVe.
         device: where GloVe's least squares are solved.
@@ -105,6 +105,7 @@ class WordVectors(Transformer):
         sweeps: int | None = None,
         x_max: float = 100.0,
         exponent: float = 0.75,
+        ridge: float = 1e-3,
         unknown: Unknown = "skip",
         random_state: Any = 0,
         device: str = "cpu",
@@ -127,6 +128,7 @@ class WordVectors(Transformer):
         self.sweeps = sweeps
         self.x_max = x_max
         self.exponent = exponent
+        self.ridge = ridge
         self.unknown = unknown
         self.random_state = random_state
         self.device = device
@@ -141,7 +143,7 @@ class WordVectors(Transformer):
         check_number(0, most=1, smoothing=self.smoothing)
         check_number(least=1, shift=self.shift)
         check_number(least=0, most=1, power=self.power)
-        check_number(0, x_max=self.x_max, exponent=self.exponent)
+        check_number(0, x_max=self.x_max, exponent=self.exponent, ridge=self.ridge)
         check_whole(0, optional=True, sweeps=self.sweeps)
         device_of(self.device)
         if not isinstance(self.random_state, np.random.RandomState):
@@ -229,6 +231,7 @@ class WordVectors(Transformer):
             options: dict[str, Any] = {
                 "x_max": self.x_max,
                 "exponent": self.exponent,
+                "ridge": self.ridge,
                 "sweeps": self.sweeps,
                 "seed": seed,
             }
