@@ -183,3 +183,18 @@ def test_a_dropped_branch_adds_nothing_or_its_share():
     assert ((ratio.abs() < 1e-9) | ((ratio - 4 / 3).abs() < 1e-6)).all()
     assert (ratio.std(1) < 1e-6).all()
     assert abs((ratio[:, 0] > 0).double().mean() - 0.75) < 0.03
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "none"])
+def test_it_compiles_into_one_graph(kernel):
+    torch.compiler.reset()
+    encoder, A = small(kernel=kernel), tables()
+    padding, relevant = torch.zeros(3, 11, dtype=torch.bool), torch.rand(3, 10) < 0.4
+    padding[0, 8:] = True
+    calls = (lambda: encoder.scores(A, padding), lambda: torch.stack(encoder.losses(A, relevant, padding)))
+    for call in calls:
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(), call(), rtol=0, atol=1e-12)
+    single = encoder.to(torch.bfloat16).scores(A.to(torch.bfloat16))
+    assert single.dtype == torch.bfloat16
+    assert torch.isfinite(single).all()
