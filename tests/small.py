@@ -7,6 +7,7 @@ from torch import nn
 pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 
 from heedful.bridges.predictors import Ranker, Regressor, Transformer
+from heedful.corpus import WordVectors
 from heedful.series import SeriesClassifier
 
 
@@ -80,6 +81,15 @@ class CubeClassifier(SeriesClassifier):
     def _read(self, X, *labels, **more):
         values = np.asarray(X)
         return super()._read(values[..., None] if values.ndim == 2 else X, *labels, **more)
+
+
+class PairVectors(WordVectors):
+    """Says that X is square, of which scikit-learn's checks then take care."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.pairwise = True
+        return tags
 
 
 def table(count=120, seed=0):

@@ -39,7 +39,7 @@ from heedful.geometry import EquivariantClassifier, EquivariantRegressor
 from heedful.ranking import ListReranker
 from heedful.series import SeriesClassifier
 from heedful.tables import DatapointClassifier, DatapointRegressor, TransportClassifier
-from small import Coordinates, CubeClassifier, Numbers, Order, lists, table
+from small import Coordinates, CubeClassifier, Numbers, Order, PairVectors, lists, table
 
 NOT_RUN = {"check_array_api_input": "scikit-learn skips it unless SCIPY_ARRAY_API is set before scipy is imported"}
 UNWEIGHTED = NOT_RUN | {
@@ -208,12 +208,12 @@ ESTIMATORS = {
         lambda: (table(30)[0], {}), "the line above runs them", answer="transform", wrong={"random_state": "x"},
     ),
     "word vectors": Listed(
-        partial(WordVectors, **{"dim": 3}), pairs, "they are of tables with any number of rows, and counts of pairs are square", answer="transform",
+        partial(PairVectors, **{"dim": 3}), pairs, 47, NOT_RUN | {"check_fit2d_1sample": "one row makes no square, and that is what the error says"}, "transform",
         wrong={"dim": 0, "method": "lsa", "association": "mi", "smoothing": 2.0, "power": 1.5, "sides": "left", "window": 0, "weighting": "far", "min_count": 0,
                "tokenizer": 3, "sweeps": -1, "x_max": 0.0, "unknown": "drop", "random_state": "x", "device": "cuda:99"},
     ),
     "word vectors of GloVe": Listed(
-        partial(WordVectors, **{"dim": 3, "method": "glove-adagrad", "sides": "concat"}), pairs, "as the line above", answer="transform",
+        partial(WordVectors, **{"dim": 3, "method": "glove-adagrad", "sides": "concat"}), pairs, "the line above runs them", answer="transform",
         wrong={"exponent": 0.0, "ridge": 0.0, "shift": 0.5, "max_vocabulary": 0, "n_jobs": 0},
     ),
     "regressor": Listed(partial(Numbers, **{"epochs": 8, "lr": 0.03}), numbers, 57, UNWEIGHTED, search={"width": [2, 3]}),

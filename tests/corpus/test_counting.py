@@ -254,3 +254,10 @@ def test_vocabulary():
         vocabulary.index("d")
     with pytest.raises(InvalidArgument, match="'a' is there twice"):
         Vocabulary(["a", "b", "a"])
+
+
+def test_numbers_are_no_documents():
+    with pytest.raises(
+        InvalidArgument, match="a document is a text, a list of words or an array of token numbers; got 3"
+    ):
+        Cooccurrence(progress=False).fit([3, 4])

@@ -58,6 +58,10 @@ def batches(corpus: Any, sizes: Iterable[int] = ()) -> Iterator[list[Any]]:
         yield batch
     batch, length = [], 0
     for document in everything:
+        if not hasattr(document, "__len__"):
+            raise InvalidArgument(
+                f"a document is a text, a list of words or an array of token numbers; got {document!r:.100}"
+            )
         batch.append(document)
         length += len(document) + 8 if isinstance(document, str) else 6 * len(document) + 8
         if length >= BATCH:

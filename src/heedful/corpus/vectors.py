@@ -206,7 +206,7 @@ class WordVectors(Transformer):
             self._named(len(counter.vocabulary_))
             return counter.counts(directed=directed), counter.vocabulary_, _is_plain(self.tokenizer)
         names = getattr(X, "columns", None)
-        counts = counted(X if hasattr(X, "tocsr") else validated(self, X))
+        counts = self._numbers(X, fitting=True)
         if counts.shape[0] != counts.shape[1]:
             raise InvalidArgument(
                 f"counts must be a square matrix, a row and a column for each word; got shape {counts.shape}"
@@ -220,6 +220,13 @@ class WordVectors(Transformer):
         if not directed and (counts != counts.T).nnz:
             counts = (counts + counts.T).tocsr()
         return counts, words, True
+
+    def _numbers(self, X: Any, *, fitting: bool = False) -> Any:
+        """A matrix of numbers, none of them negative, as CSR."""
+        table = X if hasattr(X, "tocsr") else validated(self, X, reset=fitting)
+        if (table.tocsr().data if hasattr(table, "tocsr") else table).min(initial=0) < 0:
+            raise InvalidArgument("Negative values in data: counts are expected, which are zero or more")
+        return counted(table)
 
     def _named(self, size: int) -> None:
         self.n_features_in_ = size
@@ -281,7 +288,7 @@ class WordVectors(Transformer):
         return np.asarray(rows @ self.vectors_) / np.where(sizes > 0, sizes, 1.0)[:, None]
 
     def _rows_of_matrix(self, X: Any) -> tuple[Any, np.ndarray]:
-        rows = counted(X if hasattr(X, "tocsr") else validated(self, X, reset=False))
+        rows = self._numbers(X)
         if rows.shape[1] != self.n_features_in_:
             raise InvalidArgument(f"a row has a number for each of {self.n_features_in_} words; got shape {rows.shape}")
         return rows, np.asarray(rows.sum(axis=1)).reshape(-1)
@@ -424,10 +431,15 @@ class WordVectors(Transformer):
 
 
 def _is_matrix(X: Any) -> bool:
-    """Whether this is a matrix of numbers: sparse, a frame, or an array of two axes."""
+    """Whether this is a matrix of numbers: sparse, a frame, or what numpy reads as one; texts in arrays and series are none."""
     if hasattr(X, "tocsr") or (hasattr(X, "columns") and hasattr(X, "iloc")):
         return True
-    return isinstance(X, np.ndarray | Tensor) and X.ndim == 2 and (isinstance(X, Tensor) or X.dtype.kind in "biuf")
+    if isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0]:
+        return isinstance(X[0][0], float)
+    if not hasattr(X, "__array__"):
+        return False
+    array = np.asarray(X)
+    return array.dtype.kind in "biufc" or (array.dtype.kind == "O" and array.ndim == 2)
 
 
 def _is_plain(tokenizer: Any) -> bool:
