@@ -2,6 +2,7 @@
 
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -117,6 +118,10 @@ def test_kinds_of_input():
     assert nearest(torch.from_numpy(Q).requires_grad_(), X, 4)[0].requires_grad is False
     assert nearest(np.eye(3, dtype=int), np.eye(3, dtype=int), 1)[0].dtype == torch.float32
     assert nearest(np.eye(3, dtype=np.float16), np.eye(3), 1)[1].tolist() == [[0], [1], [2]]
+    X.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert nearest(Q, X, 4)[1].tolist() == expected
     assert nearest(unit(Q), unit(X), 4, normalize=False)[1].tolist() == expected
     assert nearest([[1.0, 0.0]], [[1.0, 0.0], [5.0, 5.0]], 1, normalize=False)[1].tolist() == [[1]]
     # A row of zeros resembles nothing.

@@ -31,7 +31,9 @@ def vectors(X: Any, name: str = "X") -> Tensor:
     if not isinstance(X, Tensor):
         try:
             values = np.asarray(X)
-            X = torch.from_numpy(np.ascontiguousarray(values, np.float64 if values.dtype == np.float64 else np.float32))
+            dtype = np.float64 if values.dtype == np.float64 else np.float32
+            # Torch warns of arrays that may not be written to, as those of a data frame.
+            X = torch.from_numpy(np.require(values, dtype, ("C", "W")))
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"{name} cannot be read as numbers: {error}") from None
     X = X.detach() if X.dtype == torch.float64 else X.detach().float()
