@@ -17,7 +17,8 @@ from heedful._errors import InvalidArgument
 from heedful.bridges.estimator import device_of, dtype_of, placed
 from heedful.bridges.predictors import Ranker
 from heedful.bridges.samples import Samples, check_is_fitted, encoded, hold_out
-from heedful.ranking._asked import Asked, ask
+from heedful.ranking._asked import ask
+from heedful.ranking._lists import LISTS, candidate_lists, relevant_places
 from heedful.ranking.encoder import ListEncoder
 from heedful.ranking.looking import ListAttention
 from heedful.ranking.metrics import mean_average_precision, ndcg, precision_at, recall_at, relevance_by_label
@@ -31,9 +32,6 @@ MEASURES: dict[str, Callable[[np.ndarray, Any], float]] = {
     "ndcg": ndcg,
     "recall@10": lambda order, relevant: recall_at(order, relevant, 10),
 }
-LISTS = 64
-"""Lists that are re-scored at once."""
-
 # Networks as they lie on a GPU, so that a query does not wait for their way there; no part of a model that is saved or pickled.
 _COPIES: WeakKeyDictionary[nn.Module, tuple[Any, ListEncoder]] = WeakKeyDictionary()
 
@@ -190,7 +188,9 @@ class ListReranker(Ranker):
         if candidates is None:
             first, places = similar.lists(similar.count if top is None else max(top, self.candidates))
         else:
-            first, places = _listed(similar, ask(queries, database, None, candidates, self.normalize, similar.device))
+            first, places = candidate_lists(
+                similar, ask(queries, database, None, candidates, self.normalize, similar.device)
+            )
         near, far = (part.tensor_split([self.candidates], dim=1) for part in (places, first))
         scores = self._scores(similar, near[0])
         order = scores.argsort(dim=1, descending=True, stable=True)
@@ -246,7 +246,7 @@ class ListReranker(Ranker):
             places = similar.lists(self.candidates)[1]
         else:
             chosen = ask(asked[None], database, None, np.asarray(candidates)[None], self.normalize, similar.device)
-            places = _listed(similar, chosen)[1][:, : self.candidates]
+            places = candidate_lists(similar, chosen)[1][:, : self.candidates]
         places = places[:, places[0] >= 0]
         network, device, dtype = self._placed()
         table = similar.table(torch.zeros(1, dtype=torch.long, device=places.device), places, self._anchors)
@@ -351,7 +351,7 @@ class ListReranker(Ranker):
                 codes = torch.from_numpy(samples.target).to(places.device)
                 good = (codes[places] == codes[:, None]) & (places >= 0)
             else:
-                good = _found(places, relevant)
+                good = relevant_places(places, relevant)
             self._lists_of.append((similar, places, good))
         count = len(samples)
         asks = np.concatenate([number * count + learn for number in range(len(samples.inputs))])
@@ -451,32 +451,3 @@ class ListReranker(Ranker):
                 return network, device, dtype
             known = _COPIES[self.network_] = (state, network)
         return known[1], device, dtype
-
-
-def _listed(similar: Any, asked: Asked) -> tuple[Tensor, Tensor]:
-    """Similarities and places of candidates that somebody else found, the most similar first."""
-    assert asked.candidates is not None
-    numbers = torch.arange(len(asked.queries), device=similar.device)
-    parts = []
-    for at, chosen in zip(numbers.split(LISTS), asked.candidates.split(LISTS), strict=True):
-        near = similar.table(at, chosen, 1)[:, 1:, 0].masked_fill(chosen < 0, -torch.inf)
-        order = near.argsort(dim=1, descending=True, stable=True)
-        parts.append((near.gather(1, order), chosen.gather(1, order)))
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-
-def _found(places: Tensor, relevant: Any) -> Tensor:
-    """Which of the places are relevant to their query."""
-    rows = list(relevant)
-    if len(rows) != len(places):
-        raise InvalidArgument(f"relevant must have an entry for each of the {len(places)} queries; got {len(rows)}")
-    matrix = np.asarray(relevant) if np.ndim(rows[0]) == 1 and np.asarray(rows[0]).dtype == bool else None
-    sets = (
-        [np.flatnonzero(row) for row in matrix] if matrix is not None else [np.asarray(row, dtype=int) for row in rows]
-    )
-    return torch.stack(
-        [
-            torch.isin(row.cpu(), torch.from_numpy(np.ascontiguousarray(good)))
-            for row, good in zip(places, sets, strict=True)
-        ]
-    ).to(places.device)
