@@ -448,6 +448,7 @@ class ListReranker(Ranker):
             network = placed(self.network_, device, dtype)
             assert isinstance(network, ListEncoder)
             if network is self.network_:
+                _COPIES.pop(network, None)
                 return network, device, dtype
             known = _COPIES[self.network_] = (state, network)
         return known[1], device, dtype
