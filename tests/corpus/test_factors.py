@@ -95,3 +95,27 @@ def test_refusals():
         directional(np.full((3, 3), np.nan), 2)
     with pytest.raises(InvalidArgument, match="power must be a number from 0 to 1"):
         directional(np.eye(5), 2, power=1.5)
+
+
+def test_a_space_larger_than_the_rank(monkeypatch):
+    """Images of the block are zero but for rounding once all directions are there; what is kept stays orthonormal."""
+    monkeypatch.setattr("heedful.corpus.factors.DENSE", 10)
+    draw = np.random.default_rng(5)
+    low = draw.normal(size=(307, 3)) @ draw.normal(size=(3, 307))
+    for matrix in (low, csr_array(low), np.zeros((307, 307))):
+        u, values, v = svd(matrix, 11)
+        np.testing.assert_allclose(u.T @ u, np.eye(11), atol=1e-10)
+        exact = np.linalg.svd(matrix.toarray() if hasattr(matrix, "toarray") else matrix, compute_uv=False)
+        np.testing.assert_allclose(values, exact[:11], atol=1e-9)
+        np.testing.assert_allclose((u * values) @ v.T, matrix if isinstance(matrix, np.ndarray) else low, atol=1e-9)
+    # Singular values that lie close to one another.
+    flat = draw.normal(size=(401, 307))
+    np.testing.assert_allclose(svd(flat, 9)[1], np.linalg.svd(flat, compute_uv=False)[:9], rtol=1e-6)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.3])
+def test_powers_of_eigenvalues(power):
+    matrix = (lambda a: a + a.T)(sparse(31, 6))
+    factors = symmetric(matrix, 31, power=power)
+    np.testing.assert_allclose(factors.matrix(), matrix.toarray(), atol=1e-10)
+    np.testing.assert_allclose((factors.key**2).sum(0), abs(factors.values) ** (2 * power), atol=1e-8)

@@ -131,19 +131,25 @@ def _space(matrix: Any, rank: int, seed: int, steps: int) -> tuple[torch.Tensor,
     block = min(max(-(-rank // SHARE), LEAST), least)
     # Enough for the rank, and no more than there are dimensions.
     count = min(max(steps + 1, -(-rank // block) + 1), least // block)
-    start = np.random.default_rng(seed).standard_normal((matrix.shape[1], block))
+    draw = np.random.default_rng(seed)
     across = matrix.T.tocsr() if hasattr(matrix, "tocsr") else matrix.T
     basis = torch.empty(matrix.shape[0], block * count, dtype=torch.float64)
     images = torch.empty(matrix.shape[1], block * count, dtype=torch.float64)
-    last = torch.from_numpy(start)
+    last = torch.from_numpy(draw.standard_normal((matrix.shape[1], block)))
     for at in range(count):
         before, part = basis[:, : at * block], slice(at * block, (at + 1) * block)
         new = _times(matrix, last)
-        # Twice: what is left of a block that adds little is mostly rounding.
-        for _ in range(2):
+        scale = torch.linalg.norm(new)
+        new, small = torch.linalg.qr(new - before @ (before.T @ new))
+        spent = small.diagonal().abs() <= 1e-12 * scale
+        if spent.any():
+            # All directions are there: others keep the basis whole.
+            others = torch.from_numpy(draw.standard_normal((matrix.shape[0], int(spent.sum()))))
+            new[:, spent] = others / torch.linalg.norm(others, dim=0)
             new = torch.linalg.qr(new - before @ (before.T @ new))[0]
-        basis[:, part] = new
-        last = images[:, part] = _times(across, new)
+        # Again: what is left of a block that adds little is mostly rounding.
+        basis[:, part] = torch.linalg.qr(new - before @ (before.T @ new))[0]
+        last = images[:, part] = _times(across, basis[:, part])
     return basis, images
 
 
