@@ -375,4 +375,4 @@ def _write_page(out: Path, result: AttentionMap, sentence: str) -> None:
         Table(["word", "attends most to"], rows, "Heads averaged", title="The strongest words"),
     ]
     sections = {"attention": Section("Attention by counts", blocks, result.to_dict())}
-    write(out, page(sections, title="Attention by counts", command="heedful corpus attend", quote=sentence))
+    write(out, page(sections, title="Attention by counts", command="corpus attend", quote=sentence))
