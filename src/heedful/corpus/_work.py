@@ -18,10 +18,10 @@ Engine = Literal["auto", "numpy", "numba"]
 # From so many tokens on it pays to wait for the compiler.
 MANY = 2**18
 # Parts of a corpus are counted together up to so many tokens; a process that is killed loses the work on a few of them.
-GROUP = 2**21
+GROUP = 2**22
 EVERY = 2**23
 # Bytes that pairs of one token take while they are counted, at most.
-TOKEN = 400
+TOKEN = 250
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")

@@ -190,7 +190,7 @@ class WordVectors(Transformer):
             raise InvalidArgument(f"no two of the {len(vocabulary)} words occur together; give more text")
         with bar(wanted=self.progress) as say:
             self.words_, self.contexts_ = self._factored(counts, say)
-        self.vocabulary_, self._by_words = vocabulary, by_words
+        self.vocabulary_, self._by_words, self.n_features_in_ = vocabulary, by_words, len(vocabulary)
         self._n_features_out = self.vectors_.shape[1]
         return self
 
@@ -198,12 +198,10 @@ class WordVectors(Transformer):
         """Counts as the method wants them, the words, and whether texts are split into words here."""
         directed = self.method == "directional"
         if hasattr(X, "vocabulary_") and hasattr(X, "counts"):
-            self._named(len(X.vocabulary_))
             self._splitter = self.tokenizer if self.tokenizer is not None else getattr(X, "tokenizer", None)
             return X.counts(directed=directed), X.vocabulary_, _is_plain(self._splitter)
         if not _is_matrix(X):
             counter = self._counter().fit(X)
-            self._named(len(counter.vocabulary_))
             return counter.counts(directed=directed), counter.vocabulary_, _is_plain(self.tokenizer)
         names = getattr(X, "columns", None)
         counts = self._numbers(X, fitting=True)
@@ -211,7 +209,6 @@ class WordVectors(Transformer):
             raise InvalidArgument(
                 f"counts must be a square matrix, a row and a column for each word; got shape {counts.shape}"
             )
-        self._named(counts.shape[0])
         words = self._words()
         if words is None:
             words = Vocabulary(map(str, range(counts.shape[0]) if names is None else names))
@@ -227,9 +224,6 @@ class WordVectors(Transformer):
         if (table.tocsr().data if hasattr(table, "tocsr") else table).min(initial=0) < 0:
             raise InvalidArgument("Negative values in data: counts are expected, which are zero or more")
         return counted(table)
-
-    def _named(self, size: int) -> None:
-        self.n_features_in_ = size
 
     def _factored(self, counts: Any, say: Any) -> tuple[np.ndarray, np.ndarray]:
         """W and W~."""
