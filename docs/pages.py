@@ -35,6 +35,7 @@ MENU = {
         "tables",
         "ranking",
         "search",
+        "corpus",
         "scale",
         "convert",
     ],
