@@ -39,7 +39,20 @@ def test_counts_are_kept(corpus, tmp_path):
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "one.txt").write_text("the sea\n")
     arguments = ("count", "texts.txt", "more", "--min-count", 2, "--max-vocabulary", 5, "--weighting", "linear")
-    limits = ("--unknown", "keep", "--max-memory", "1MB", "--folder", "going", "--n-jobs", 1)
+    limits = (
+        "--subsample",
+        0.5,
+        "--seed",
+        3,
+        "--unknown",
+        "keep",
+        "--max-memory",
+        "1MB",
+        "--folder",
+        "going",
+        "--n-jobs",
+        1,
+    )
     code, out, err = corpus(*arguments, *limits, "--json")
     assert (code, err) == (0, "")
     told = json.loads(out)
@@ -172,6 +185,7 @@ def test_without_counts_an_installed_text_is_counted(run, tmp_path, monkeypatch)
         (("count", "texts.txt", "--unknown", "drop"), "--unknown must be one of squeeze, keep"),
         (("count", "texts.txt", "--max-memory", "lots"), "--max-memory must be bytes or a text"),
         (("count", "texts.txt", "--n-jobs", 0), "--n-jobs must be a whole number"),
+        (("count", "texts.txt", "--subsample", 0), "--subsample must be a number above 0"),
         (("count", "texts.txt", "--min-count", 99), "--min-count 99 times or more"),
         (("embed", "none"), "there is no file or folder 'none'"),
         (("embed", "counts"), "--dim must be at most 17, the number of words; got 200"),

@@ -53,6 +53,8 @@ def count(
     min_count: Annotated[int, typer.Option(help="Words that occur so often.")] = 5,
     max_vocabulary: Annotated[int | None, typer.Option(help="So many of the most frequent words.", show_default="all")] = None,
     unknown: Annotated[str, typer.Option(help="Other words: squeeze removes them, keep leaves their places.")] = "squeeze",
+    subsample: Annotated[float | None, typer.Option(help="Leave words more frequent than this share out at random: 1e-4.", show_default="none")] = None,
+    seed: Annotated[int, typer.Option(help="Of --subsample.")] = 0,
     per_distance: Annotated[bool, typer.Option("--per-distance", help="Keep each distance by itself, for --positions.")] = False,
     max_memory: Annotated[str, typer.Option(help="What counts may take; more goes to disk.")] = "1GB",
     folder: Annotated[Path | None, typer.Option(help="Where a long count is kept, to go on after a stop.", show_default="none")] = None,
@@ -68,7 +70,7 @@ def count(
     from heedful.corpus import Cooccurrence
 
     counter = Cooccurrence(
-        window, weighting, min_count=min_count, max_vocabulary=max_vocabulary, unknown=unknown, per_distance=per_distance,  # type: ignore[arg-type]
+        window, weighting, min_count=min_count, max_vocabulary=max_vocabulary, unknown=unknown, subsample=subsample, seed=seed, per_distance=per_distance,  # type: ignore[arg-type]
         max_memory=max_memory, folder=folder, n_jobs=n_jobs,
     )  # fmt: skip
     given, source = (_every(texts), ", ".join(map(str, texts))) if texts else _installed()

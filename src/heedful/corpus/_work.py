@@ -13,6 +13,7 @@ from heedful._errors import InvalidArgument, MissingExtra, Unsupported
 from heedful.corpus import _compiled, _pairs
 from heedful.corpus._documents import Shard, Tokens, batches, shard_of
 from heedful.corpus._store import Store
+from heedful.corpus._thinning import thinned
 
 Engine = Literal["auto", "numpy", "numba"]
 # From so many tokens on it pays to wait for the compiler.
@@ -49,6 +50,9 @@ class Work:
     numbers: bool
     places: dict[str, int] | None = None
     size: int = 0
+    # With which probability each word stays, where frequent ones are left out at random.
+    chance: np.ndarray | None = None
+    seed: int = 0
 
     def read(self, batch: list[Any]) -> Shard:
         """A part of the corpus as numbers."""
@@ -73,6 +77,8 @@ class Work:
 
     def count(self, ids: np.ndarray, lengths: np.ndarray, size: int) -> list[Any]:
         """Pairs of numbers, -1 for unknown tokens, as whole numbers in sparse matrices."""
+        if self.chance is not None:
+            ids = thinned(ids, lengths, self.chance, self.seed)
         if self.unknown == "squeeze":
             known = ids >= 0
             homes = np.repeat(np.arange(len(lengths)), lengths)[known]

@@ -14,13 +14,14 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from heedful._checks import check_choice, check_whole, is_whole
+from heedful._checks import check_choice, check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful._progress import bar
 from heedful._savable import Savable, decode, encode, entry_of
 from heedful.corpus._documents import Shard, Tokens, batches
 from heedful.corpus._pairs import Table, sparse, total, weights_of
 from heedful.corpus._store import Record, Store, digest_of, size_of
+from heedful.corpus._thinning import chances
 from heedful.corpus._work import Counted, Engine, Kept, Sums, Work, known, merged_counts, merged_words, spread
 from heedful.corpus.associations import Kind, association
 from heedful.corpus.vocabulary import Vocabulary
@@ -57,6 +58,8 @@ class Cooccurrence(Savable):
         max_vocabulary, min_count: of the corpus' words the most frequent ones, and those that occur so often.
         unknown: tokens outside the vocabulary are removed before distances are taken, `"squeeze"`, as GloVe and word2vec do; or
             `"keep"` their places, so that distances are true.
+        subsample: t; a word that makes up a share f of the corpus is left out at random, but for $\sqrt{t / f}$ of its places (Mikolov et al.
+            2013, eq. 5), as `unknown` says of others. Which ones depends on `seed` and the document alone. None is left out by default.
         per_distance: keep the counts of each distance apart, for `counts(distance=...)`.
         tokenizer: `"words"` (lower case, letters with apostrophes inside), a function from a text to a list of words, or a tokenizer of
             Hugging Face, whose vocabulary is then that of the counts.
@@ -97,6 +100,8 @@ class Cooccurrence(Savable):
         max_vocabulary: int | None = None,
         min_count: int = 1,
         unknown: Unknown = "squeeze",
+        subsample: float | None = None,
+        seed: int = 0,
         per_distance: bool = False,
         tokenizer: Any = None,
         max_memory: int | str = "1GB",
@@ -111,6 +116,8 @@ class Cooccurrence(Savable):
         self.max_vocabulary = max_vocabulary
         self.min_count = min_count
         self.unknown = unknown
+        self.subsample = subsample
+        self.seed = seed
         self.per_distance = per_distance
         self.tokenizer = tokenizer
         self.max_memory = max_memory
@@ -125,6 +132,8 @@ class Cooccurrence(Savable):
         check_whole(window=self.window, min_count=self.min_count)
         check_whole(optional=True, max_vocabulary=self.max_vocabulary)
         check_choice(Unknown, unknown=self.unknown)
+        check_number(0, optional=True, subsample=self.subsample)
+        check_whole(0, seed=self.seed)
         check_choice(Engine, engine=self.engine)
         if self.n_jobs != -1:
             check_whole(n_jobs=self.n_jobs)
@@ -157,7 +166,17 @@ class Cooccurrence(Savable):
         )
         self._settled = own if own is None or isinstance(own, Vocabulary) else Vocabulary(map(str, range(own)))
         if self._settled is not None:
-            self._work = known(self._work, self._settled)
+            if self.subsample is not None and not self._settled.counts.any():
+                raise InvalidArgument(
+                    "subsample needs to know how often words occur; give a Vocabulary with counts, or none"
+                )
+            self._work = self._thinning(known(self._work, self._settled), self._settled)
+
+    def _thinning(self, work: Work, vocabulary: Vocabulary) -> Work:
+        """The same work, with frequent words left out if that is wanted."""
+        if self.subsample is None:
+            return work
+        return replace(work, chance=chances(vocabulary.counts, self.subsample), seed=self.seed)
 
     def _clear(self) -> None:
         store: Store | None = getattr(self, "_store", None)
@@ -276,6 +295,8 @@ class Cooccurrence(Savable):
         plain = {
             name: getattr(self, name) for name in ("window", "unknown", "per_distance", "min_count", "max_vocabulary")
         }
+        # Folders of counts without it do not name it.
+        plain |= {} if self.subsample is None else {"subsample": self.subsample, "seed": self.seed}
         return plain | {"weights": list(self._weights.floats), "vocabulary": words, "tokenizer": tokenizer}
 
     def _counting(self) -> Sums:
@@ -342,8 +363,9 @@ class Cooccurrence(Savable):
                 ends.append((upto, len(group[0])))
                 yield group
 
+        work = self._thinning(self._work, self.vocabulary_)
         with bar(wanted=self.progress) as say:
-            for place, matrices in enumerate(spread(self._work.count_group, groups(), self.n_jobs)):
+            for place, matrices in enumerate(spread(work.count_group, groups(), self.n_jobs)):
                 upto, tokens = ends[place]
                 sums.add(matrices, tokens, upto)
                 say(upto, of, "parts counted")
@@ -373,7 +395,7 @@ class Cooccurrence(Savable):
         """Adds what another counter with the same settings has counted, as if its documents had come here."""
         if self.folder is not None:
             raise InvalidArgument("a folder keeps documents that were given; merge into a counter without one")
-        names = ("window", "weighting", "max_vocabulary", "min_count", "unknown", "per_distance")
+        names = ("window", "weighting", "max_vocabulary", "min_count", "unknown", "subsample", "seed", "per_distance")
         for name in names:
             if getattr(self, name) != getattr(other, name):
                 raise InvalidArgument(
@@ -427,7 +449,7 @@ class Cooccurrence(Savable):
         return counter
 
     def _described(self) -> dict[str, Any]:
-        names = ("window", "unknown", "per_distance", "max_vocabulary", "min_count")
+        names = ("window", "unknown", "subsample", "seed", "per_distance", "max_vocabulary", "min_count")
         weighting = "custom" if callable(self.weighting) else self.weighting
         params = {name: getattr(self, name) for name in names} | {"weighting": weighting}
         fitted = {
