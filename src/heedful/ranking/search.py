@@ -202,7 +202,7 @@ def _descending(scores: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _packed(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as a stable sort of float32 by one of whole numbers, which numpy does several times as fast: score and place in 64 bits."""
+    """The same as a stable sort of float32 by one of whole numbers, which numpy does in half of the time or less: score and place in 64 bits."""
     # As whole numbers, floats from 0 on rise with their bits and those below 0 fall; what is sorted shall fall. -0.0 + 0.0 is 0.0.
     bits = (scores.contiguous().numpy() + np.float32(0)).view(np.int32)
     flips = bits >> 31
