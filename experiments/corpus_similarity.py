@@ -7,7 +7,7 @@ one core. CPU seconds are of the process, from the file of words to vectors. Dif
 
 **Read the first row as the best of several**: that singular values count for nothing (p = 0) and that there are 200 components was chosen among a dozen settings
 on these very pairs, in the reference runs that stand beside ours; the rival has one setting, that of the reference runs with most epochs. The control are counts without chance taken out
-(`log1p`). GloVe by least squares, whose objective is lower than AdaGrad's (`corpus-speed`), gives the worst vectors: rare pairs are fitted too well, which a ridge of 1 (one of three that were tried on a quarter of the texts) mends in part. Dictionaries alone, 6.2 million
+(`log1p`). GloVe by least squares, whose objective is lower than AdaGrad's (`corpus-speed`), gives the worst vectors: rare pairs are fitted too well, which a ridge of 1 mends in part (0.3 and 3 were tried, on a quarter of the texts, and both helped). Dictionaries alone, 6.2 million
 words, do about as well as all texts: definitions put a word beside its relatives. Do not expect these figures of other corpora.
 Needs the texts that `corpus.py` names, and gensim; five minutes of a CPU without skip-grams, which take ten.
 """
