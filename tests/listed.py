@@ -288,4 +288,6 @@ class Comparison:
         }
 
 
-assert set(IMPLEMENTATIONS) == {"short", "sdpa", "linear", "triton", "stream", "reference"}, "list new implementations here"
+assert set(IMPLEMENTATIONS) == {"short", "sdpa", "linear", "triton", "stream", "reference"}, (
+    "list new implementations here"
+)
