@@ -416,7 +416,7 @@ class Cooccurrence(Savable):
 
     @classmethod
     def from_dask(cls, bag: Any, **options: Any) -> Self:
-        """Counts the documents of a `dask.bag.Bag` where dask runs it: in threads, processes, or on the machines of a cluster.
+        """Counts the documents of a `dask.bag.Bag` where dask runs it: in threads, processes, or, while a `dask.distributed.Client` is open, on the machines of a cluster.
 
         The bag is computed twice, first for the vocabulary, unless one is given, then for pairs; sums of parts are added as in a
         tree. The counts are those of `fit` in one process, bit by bit, also where workers died meanwhile and dask did their part
