@@ -80,9 +80,10 @@ def test_vectors_are_made_and_asked(corpus, tmp_path):
     np.testing.assert_array_equal(model.vectors_, WordVectors(5, power=0.5).fit(counted()).vectors_)
     np.testing.assert_array_equal(WordVectors.from_text(tmp_path / "vectors.txt").vectors_, model.vectors_)
 
-    code, out, err = corpus("similar", "sea", "--model", "vectors", "--top", 3)
-    assert (code, err) == (0, "")
-    assert [line.split()[1] for line in out.splitlines()[1:]] == list(model.most_similar("sea", top=3).words)
+    for place in ("vectors", "vectors.txt"):
+        code, out, err = corpus("similar", "sea", "--model", place, "--top", 3)
+        assert (code, err) == (0, "")
+        assert [line.split()[1] for line in out.splitlines()[1:]] == list(model.most_similar("sea", top=3).words)
     arguments = ("similar", "king", "woman", "--minus", "man", "--model", "vectors", "--among", 9)
     assert json.loads(corpus(*arguments, "--json")[1]) == model.analogy("man", "king", "woman", among=9).to_dict()
     # Counts and texts serve as well; what is counted is told.

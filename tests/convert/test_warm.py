@@ -324,6 +324,10 @@ def test_what_it_refuses():
         warm_start_(model, np.eye(V))
     with pytest.raises(InvalidArgument, match="the counts have 60 tokens and the model 53"):
         warm_start_(model, Cooccurrence(2, vocabulary=60, progress=False).fit([TEXT]))
+    with pytest.raises(InvalidArgument, match="word numbers are no token numbers"):
+        warm_start_(model, Cooccurrence(2, progress=False).fit(["the sea is deep", "the sand is warm"]))
+    with pytest.raises(InvalidArgument, match="finite"):
+        warm_start_(model, COUNTS, embedding=np.full((V, D), np.nan))
     with pytest.raises(InvalidArgument, match="fewer than two"):
         warm_start_(model, Cooccurrence(2, vocabulary=V, progress=False).fit([[3]]))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -568,3 +568,18 @@ def test_sixty_four_sequences_are_looked_up_at_once():
     scores = project(Counted(np.array(SYMMETRIC)), batch)
     assert len(taken) <= 2
     check_close(scores[5], np.array(SYMMETRIC)[np.ix_(batch[5], batch[5])], 0)
+
+
+def test_biases_of_distances_are_no_part_of_query_and_key():
+    options = {"positions": "additive", "is_causal": True, "rank": V}
+    with pytest.raises(Unsupported, match="module"):
+        CorpusAttention(COUNTS, **options).factors(IDS)
+    with pytest.raises(Unsupported, match="exclude_self=True"):
+        CorpusAttention(COUNTS, **options, exclude_self=False).module()
+
+
+@pytest.mark.parametrize("text", ["the ___ is deep", ["the", "[MASK]", "deep"]])
+def test_a_gap_is_written_or_its_place_is_given(text):
+    counts = Cooccurrence(2, progress=False).fit(["the sea is deep", "the sand is warm"])
+    with pytest.raises(InvalidArgument, match="leave position out"):
+        CorpusAttention(counts).predict_masked(text, 0)

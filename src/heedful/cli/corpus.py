@@ -171,7 +171,7 @@ def similar(
     words: Annotated[list[str], typer.Argument(metavar="WORDS", help="One word, or several for what is near all of them.")],
     minus: Annotated[list[str] | None, typer.Option(help="A word to go away from; may be given again.", show_default="none")] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Vectors that `embed` wrote, or counts, or texts.", show_default="an installed text")
+        Path | None, typer.Option(help="Vectors that `embed` wrote, in a folder or as text, or counts, or texts.", show_default="an installed text")
     ] = None,
     top: Annotated[int, typer.Option(help="How many words to show.")] = 10,
     among: Annotated[int | None, typer.Option(help="Only so many of the most frequent words.", show_default="all")] = None,
@@ -184,6 +184,8 @@ def similar(
 
     if model is not None and _kind_of(model) == "estimator":
         vectors = WordVectors.from_pretrained(model)
+    elif model is not None and _is_vectors(model.expanduser()):
+        vectors = WordVectors.from_text(model.expanduser())
     else:
         counter = _counter(model)
         # With as many components as words all are at right angles to one another.
@@ -307,6 +309,15 @@ def _kind_of(folder: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return next((kind for kind in ("counts", "estimator") if isinstance(described, dict) and kind in described), None)
+
+
+def _is_vectors(file: Path) -> bool:
+    """Whether a file begins as word2vec's text format does: how many words and numbers, then a word with so many numbers."""
+    if not file.is_file():
+        return False
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        header, first = lines.readline().split(), lines.readline().split()
+    return len(header) == 2 and all(part.isdecimal() for part in header) and len(first) == 1 + int(header[1])
 
 
 def _counter(place: Path | None, *, per_distance: bool = False) -> Cooccurrence:

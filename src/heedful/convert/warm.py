@@ -189,6 +189,11 @@ def _rows(start: Start, counts: Any, tokenizer: Any) -> np.ndarray:
         raise InvalidArgument(
             f"the counts have {size} tokens and the model {start.tokens}; count with the model's tokenizer, or give tokenizer="
         )
+    numbered = size == start.tokens or hasattr(getattr(counts, "tokenizer", None), "convert_ids_to_tokens")
+    if not numbered and list(counts.vocabulary_.words) != list(map(str, range(size))):
+        raise InvalidArgument(
+            f"the counts are of {size} words and the model has {start.tokens} tokens: word numbers are no token numbers; count token numbers, or give tokenizer="
+        )
     return np.where(np.arange(start.tokens) < size, np.arange(start.tokens), -1)
 
 
@@ -236,6 +241,8 @@ def _given(embedding: Any, start: Start) -> np.ndarray:
         raise InvalidArgument(
             f"embedding must have shape (tokens, size) = ({start.tokens}, {start.size}); got {table.shape}"
         )
+    if not np.isfinite(table).all():
+        raise InvalidArgument("embedding must hold finite numbers; got NaN or infinity")
     return table
 
 

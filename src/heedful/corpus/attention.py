@@ -320,6 +320,8 @@ class CorpusAttention:
         mask without the diagonal for `exclude_self`.
         """
         self._check_factored()
+        if self.positions is not None:
+            raise Unsupported("biases of positions='additive' are no part of query and key; module() has them")
         query, key = self._rows(self.ids(sequence))
         root = query.shape[-1] ** 0.25
         return query * (self.beta * root), key * root
@@ -346,6 +348,10 @@ class CorpusAttention:
         from heedful.nn import TokenAttention
 
         self._check_factored()
+        if self.positions is not None and not self.exclude_self:
+            raise Unsupported(
+                "positions='additive' has no score of a word with itself; a layer needs exclude_self=True"
+            )
         reach = self.window if self.positions == "additive" else 0
         layer = TokenAttention(
             self.size,

@@ -118,6 +118,12 @@ def predict(
     if position is None:
         words, place = _gap(attention, text)
     else:
+        if (
+            GAP.search(text)
+            if isinstance(text, str)
+            else any(isinstance(word, str) and GAP.fullmatch(word) for word in text)
+        ):
+            raise InvalidArgument("the text has a gap, ___ or [MASK]; leave position out, or write the word")
         words = attention.tokens(text)
         if not is_whole(position) or not -len(words) <= position < len(words):
             raise InvalidArgument(
