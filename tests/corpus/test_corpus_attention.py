@@ -583,3 +583,12 @@ def test_a_gap_is_written_or_its_place_is_given(text):
     counts = Cooccurrence(2, progress=False).fit(["the sea is deep", "the sand is warm"])
     with pytest.raises(InvalidArgument, match="leave position out"):
         CorpusAttention(counts).predict_masked(text, 0)
+
+
+def test_a_small_vocabulary_bounds_the_rank():
+    counts = Cooccurrence(2, per_distance=True, progress=False).fit(["the sea is deep now"])
+    assert CorpusAttention(counts, positions="rotary").rank == 4
+    assert CorpusAttention(counts, heads=3).rank == 3
+    assert CorpusAttention(counts, rank=9).rank == 5
+    with pytest.raises(InvalidArgument, match="prior"):
+        CorpusAttention(counts, prior=-1)

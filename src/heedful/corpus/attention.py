@@ -98,6 +98,7 @@ class CorpusAttention:
         check_choice(Unknown, unknown=unknown)
         check_choice((True, False), directed=directed, exclude_self=exclude_self, is_causal=is_causal)
         check_number(beta=beta)
+        check_number(0, prior=prior)
         check_number(least=0, most=1, mix=mix)
         check_whole(rank=rank)
         check_whole(0, seed=seed)
@@ -113,7 +114,9 @@ class CorpusAttention:
         self.vocabulary = _vocabulary(counter, matrix, vocabulary)
         self._sequences = Sequences(self.vocabulary, None if counter is None else counter.tokenizer, unknown)
         self.size = len(self.vocabulary)
-        self.rank = min(rank, self.size)
+        # Where V bounds the rank, as much of it as heads and planes share evenly.
+        unit = 2 if positions == "rotary" else self.num_spectral
+        self.rank = rank if rank <= self.size else max(1, self.size - self.size % unit)
         self._check_forms(counter)
         self._statistics = Statistics(
             counter, matrix, association, smoothing, shift, prior, self.directed, positions, self.rank, seed
