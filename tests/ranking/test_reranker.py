@@ -42,7 +42,7 @@ def trained():
 def first(X, y):
     order = np.argsort(-unit(X) @ unit(X).T, axis=1, kind="stable")
     order = np.stack([row[row != place] for place, row in enumerate(order)])
-    return mean_average_precision(order, relevance_by_label(y, y))
+    return mean_average_precision(order, relevance_by_label(y))
 
 
 def unit(X):
@@ -55,6 +55,12 @@ def test_it_learns_what_serves_unseen_classes(trained):
     for measure in ("p@1", "ndcg", "recall@10"):
         assert 0 < trained.score(X, y, measure=measure) <= 1
     assert trained.training_.epochs[-1].loss < trained.training_.epochs[0].loss
+
+
+def test_no_row_is_wanted_in_its_own_list(trained):
+    X, y = clusters(2, classes=6, members=3)
+    wanted = mean_average_precision(trained.rerank(None, X), relevance_by_label(y))
+    assert trained.score(X, y) == pytest.approx(wanted, abs=1e-12)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])

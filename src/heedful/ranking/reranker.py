@@ -266,7 +266,7 @@ class ListReranker(Ranker):
         labels = np.asarray(y)
         if len(labels) != len(order):
             raise InvalidArgument(f"y must have a label for each of the {len(order)} rows of X; got {len(labels)}")
-        return float(MEASURES[measure](order, relevance_by_label(labels, labels)))
+        return float(MEASURES[measure](order, relevance_by_label(labels)))
 
     # Learning
 
