@@ -82,6 +82,23 @@ def test_a_damaged_index_is_named_and_rebuilt(rank):
     assert "  1  bread.txt:1\n" in out
 
 
+def test_a_rebuild_that_fails_changes_nothing(rank):
+    assert rank("--folder", "pages", "--index", "a.sqlite")[0] == 0
+    Path("mine.sqlite").write_text("important\n")
+    Path("empty").mkdir()
+    before = Path("a.sqlite").read_bytes()
+    for folder, index, device, named in (
+        ("pages", "a.sqlite", "abacus", "--device must be 'auto'"),
+        ("empty", "a.sqlite", "cpu", "empty holds no documents"),
+        ("pages", "mine.sqlite", "cpu", "mine.sqlite is no index, and is not replaced; give another index"),
+    ):
+        asked = ("--folder", folder, "--index", index, "--device", device, "--rebuild", "bread")
+        assert named in one_line(rank(*asked))
+    assert Path("a.sqlite").read_bytes() == before
+    assert Path("mine.sqlite").read_text() == "important\n"
+    assert not list(Path().glob("*.new*"))
+
+
 def test_another_model_has_an_index_of_its_own(rank, saved, tmp_path):
     for model in ("demo", saved):
         assert rank("--folder", "pages", "--model", model)[0] == 0

@@ -243,7 +243,8 @@ def test_another_model_is_named(library, tmp_path):
 
 
 def spoil_header(file):
-    file.write_bytes(b"garbage" * 999)
+    content = file.read_bytes()
+    file.write_bytes(b"garbage " * 12 + content[96:])
 
 
 def spoil_pages(file):
@@ -262,13 +263,21 @@ def shorten_a_vector(file):
     base.close()
 
 
+def spoil_the_dimension(file):
+    with sqlite3.connect(file) as base:
+        base.execute("UPDATE meta SET value = 'many' WHERE key = 'dim'")
+    base.close()
+
+
 def drop_a_table(file):
     with sqlite3.connect(file) as base:
         base.execute("DROP TABLE passages")
     base.close()
 
 
-@pytest.mark.parametrize("spoil", [spoil_header, spoil_pages, cut_off, shorten_a_vector, drop_a_table])
+@pytest.mark.parametrize(
+    "spoil", [spoil_header, spoil_pages, cut_off, shorten_a_vector, spoil_the_dimension, drop_a_table]
+)
 def test_a_damaged_index_is_named_and_rebuilt(library, folder, spoil):
     library.close()
     spoil(library.file)
@@ -285,13 +294,69 @@ def test_a_damaged_index_is_named_and_rebuilt(library, folder, spoil):
     assert len(contents(library.file)) == 21
 
 
+class Interrupted(Words):
+    """Stops when it is asked for the vectors of the second batch."""
+
+    calls = 0
+
+    def encode(self, *arguments, **options):
+        self.calls += 1
+        if self.calls > 1:
+            raise KeyboardInterrupt
+        return super().encode(*arguments, **options)
+
+
+def test_a_rebuild_leaves_the_old_index_until_it_is_done(library, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("heedful.ranking.library.CHUNK", 5)
+    before = contents(library.file)
+    (tmp_path / "empty").mkdir()
+    for wrong in ("empty", "nowhere"):
+        with Library(library.file, Words(), rebuild=True) as again, pytest.raises(InvalidArgument):
+            again.update(tmp_path / wrong)
+        assert contents(library.file) == before
+    with Library(library.file, Interrupted(), rebuild=True) as again, pytest.raises(KeyboardInterrupt):
+        again.update(folder)
+    assert contents(library.file) == before
+    library.close()
+    assert [path.name for path in tmp_path.glob("docs.sqlite*")] == ["docs.sqlite"]
+    # What a kill leaves beside it is passed by.
+    Path(f"{library.file}.new").write_bytes(library.file.read_bytes()[:9000])
+    fill(folder, seed=1)
+    with Library(library.file, Words(), rebuild=True) as again:
+        assert len(again.update(folder).added) == len(again) == 21
+        assert again.search("tide").passages == 21
+        assert again.update(folder).unchanged == 21
+    assert [path.name for path in tmp_path.glob("docs.sqlite*")] == ["docs.sqlite"]
+    assert contents(library.file) != before
+
+
+def test_one_rebuild_at_a_time(library):
+    with (
+        Library(library.file, Words(), rebuild=True),
+        pytest.raises(InvalidArgument, match="another process is building the index"),
+    ):
+        Library(library.file, Words(), rebuild=True)
+
+
+def test_a_rebuild_takes_the_place_of_an_index_in_use(library, folder):
+    """The journal of the old index is not read as one of the new."""
+    fill(folder, seed=1)
+    library.update(folder)
+    fill(folder, seed=2)
+    with Library(library.file, Words(), rebuild=True) as again:
+        again.update(folder)
+    now = {read_passages(file)[0].text for file in folder.rglob("*.md")}
+    assert {text for _, _, text, _ in contents(library.file)} == now
+
+
 def test_what_is_no_index_is_left_alone(tmp_path):
     note, other = tmp_path / "note.txt", tmp_path / "other.sqlite"
     note.write_text("mine")
+    (tmp_path / "mine.sqlite").write_text("important")
     with sqlite3.connect(other) as base:
         base.execute("CREATE TABLE mine (a)")
     base.close()
-    for file in (note, other):
+    for file in (note, other, tmp_path / "mine.sqlite"):
         content = file.read_bytes()
         for rebuild in (False, True):
             with pytest.raises(InvalidArgument):

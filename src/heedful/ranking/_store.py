@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,10 @@ FORMAT = 1
 OURS = 0x68656564
 # How long to wait for another process that is writing, in seconds.
 PATIENCE = 30.0
+# What SQLite keeps beside a file.
+JOURNALS = ("-wal", "-shm")
+# How every SQLite file begins; what stands in the first page of an index, so long.
+SQLITE, TABLES, PAGE = b"SQLite format 3\0", b"CREATE TABLE passages", 4096
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -56,18 +61,30 @@ class Store:
 
     Args:
         file: where it is, or where a new one is to be.
-        rebuild: begin anew, whatever is in it, if it is an index or was one.
+        rebuild: begin anew, in a file beside it, `FILE.new`, that takes its place with `finish`; `close` without that leaves the old
+            one as it was. A file that is no index and was none is refused.
     """
 
     def __init__(self, file: str | Path, *, rebuild: bool = False) -> None:
         self.file = check_place(located(file))
+        self._new: Path | None = None
         if rebuild:
-            self._clear()
-        new = not self.file.exists() or not self.file.stat().st_size
+            self._check_replaceable()
+            self._new = Path(f"{self.file.resolve()}.new")
+            self._check_unused(self._new)
+            _delete(self._new)
+        self._open()
+
+    def _open(self) -> None:
+        at = self._new or self.file
+        new = not at.exists() or not at.stat().st_size
         with self._named():
             # Transactions are ours: autocommit outside of them. One connection serves several threads, one at a time.
-            self._base = sqlite3.connect(self.file, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            self._base = sqlite3.connect(at, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
             try:
+                if self._new is not None:
+                    # Held until it is closed, so that no other process rebuilds the same index.
+                    self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
                 if new:
                     self._create()
                 self._check()
@@ -75,9 +92,30 @@ class Store:
                 self._base.close()
                 raise
 
-    def close(self) -> None:
-        """Ends the connection; SQLite then folds its journal into the one file."""
+    def finish(self) -> bool:
+        """Puts what was built anew in the place of the old index; False where nothing was."""
+        if self._new is None:
+            return False
+        # The last connection folds the journal into the file.
         self._base.close()
+        place = self.file.resolve()
+        # A journal of the old index must not be read as one of the new; folded in first, so that a kill here loses nothing.
+        if place.exists():
+            with suppress(sqlite3.Error), closing(sqlite3.connect(place, timeout=PATIENCE)) as old:
+                old.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        for ending in JOURNALS:
+            Path(f"{place}{ending}").unlink(missing_ok=True)
+        os.replace(self._new, place)
+        self._new = None
+        self._open()
+        return True
+
+    def close(self) -> None:
+        """Ends the connection; SQLite then folds its journal into the one file. What was built anew and not finished is deleted."""
+        self._base.close()
+        if self._new is not None:
+            _delete(self._new)
+            self._new = None
 
     def _create(self) -> None:
         self._base.execute("PRAGMA journal_mode = WAL")
@@ -104,23 +142,39 @@ class Store:
     def _pragma(self, name: str) -> int:
         return int(self._base.execute(f"PRAGMA {name}").fetchone()[0])
 
-    def _clear(self) -> None:
-        """Deletes an index, sound or damaged; anything else is left alone."""
-        if self.file.exists() and self.file.stat().st_size:
-            try:
-                base = sqlite3.connect(self.file)
-                try:
-                    base.execute("SELECT count(*) FROM sqlite_master")
-                    ours = base.execute("PRAGMA application_id").fetchone()[0] == OURS
-                finally:
-                    base.close()
-            except sqlite3.DatabaseError:
-                # What it was is known by its name alone.
-                ours = self.file.suffix == ".sqlite"
-            if not ours:
-                raise InvalidArgument(f"{self.file} is no index, and is not replaced; give another index")
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{self.file}{ending}").unlink(missing_ok=True)
+    def _check_replaceable(self) -> None:
+        """Refuses what is no index, sound or damaged."""
+        if not self.file.exists() or not self.file.stat().st_size:
+            return
+        try:
+            with closing(sqlite3.connect(self.file)) as base:
+                base.execute("SELECT count(*) FROM sqlite_master")
+                ours = base.execute("PRAGMA application_id").fetchone()[0] == OURS
+        except sqlite3.DatabaseError:
+            ours = self._was_index()
+        if not ours:
+            raise InvalidArgument(f"{self.file} is no index, and is not replaced; give another index")
+
+    def _was_index(self) -> bool:
+        """Whether a file that SQLite cannot read still has marks of an index: our tables, or SQLite's first bytes and the ending."""
+        with self.file.open("rb") as file:
+            begin = file.read(PAGE)
+        return TABLES in begin or (self.file.suffix == ".sqlite" and begin.startswith(SQLITE))
+
+    def _check_unused(self, file: Path) -> None:
+        """Refuses a file that another process is building; one that a killed process left is not held."""
+        if not file.exists():
+            return
+        try:
+            with closing(sqlite3.connect(file, timeout=0)) as base:
+                base.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise InvalidArgument(
+                    f"another process is building the index {self.file} anew; wait until it is done"
+                ) from error
+        except sqlite3.DatabaseError:
+            pass
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -141,7 +195,7 @@ class Store:
             raise self._damaged(error) from error
 
     def _damaged(self, why: object) -> InvalidArgument:
-        if self.file.suffix != ".sqlite" and "not a database" in str(why):
+        if "not a database" in str(why) and not self._was_index():
             return InvalidArgument(f"{self.file} is no index; give another index")
         return InvalidArgument(f"the index {self.file} is damaged ({why}); give rebuild=True to build it anew")
 
@@ -221,7 +275,10 @@ class Store:
             rows = self._base.execute(
                 "SELECT passages.id, vector FROM passages JOIN files ON files.id = file ORDER BY path, place"
             ).fetchall()
-        dim = int(self.meta.get("dim", "0"))
+        held = self.meta.get("dim", "0")
+        if not (held.isascii() and held.isdigit()):
+            raise self._damaged(f"its dimension is {held!r:.40}, no whole number")
+        dim = int(held)
         if any(len(vector) != 4 * dim for _, vector in rows):
             raise self._damaged(f"a vector has not {dim} numbers")
         matrix = np.frombuffer(bytearray().join(vector for _, vector in rows), "<f4").reshape(len(rows), dim)
@@ -242,3 +299,8 @@ class Store:
                 )
             }
         return [found[number] for number in map(int, numbers) if number in found]
+
+
+def _delete(file: Path) -> None:
+    for ending in ("", *JOURNALS):
+        Path(f"{file}{ending}").unlink(missing_ok=True)

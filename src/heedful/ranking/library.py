@@ -74,7 +74,8 @@ class Library:
     Args:
         file: the index; made where there is none.
         sentences: the model; by default the one the index was built with, all-MiniLM-L6-v2 for a new one.
-        rebuild: begin anew instead of reading an index that is damaged, or of another model.
+        rebuild: begin anew instead of reading an index that is damaged, or of another model. The old one stays until the first
+            `update` is done; meanwhile the new one is `FILE.new`.
         device: where the model runs that the index names; `sentences` has its own.
 
     >>> import tempfile
@@ -183,6 +184,8 @@ class Library:
         self._write(work, batch_size, _share(progress, len(waiting) - len(work.files), len(waiting), len(waiting)))
         if same:
             self._store.touch(same)
+        if self._store.finish():
+            self._version = None
         read = [path for path in written if path not in skipped]
         return Update(
             added=tuple(path for path in read if path not in known),
