@@ -142,6 +142,14 @@ def test_the_revisited_protocol(seed):
     assert set(found.to_dict()["precision_hard"]) == {"1", "5", "10"}
 
 
+def test_what_is_junk_is_not_wanted():
+    assert mean_average_precision([[0, 1, 2]], [[0, 1]], junk=[[0]]) == 1
+    assert recall_at([[0, 1, 2]], [[0, 1]], 1, junk=[[0]]) == 1
+    # Missing places may stand in an order more than once.
+    assert mean_average_precision([[1, -1, -1]], [[1]]) == 1
+    assert math.isnan(mean_average_precision([[0, 1]], [[0]], junk=[[0]]))
+
+
 def test_a_protocol_without_any_query():
     found = revisited([[0, 1, 2]], [{"easy": [1], "hard": [], "junk": []}])
     assert (found.easy, found.medium) == (0.25, 0.25)
@@ -161,6 +169,10 @@ def test_a_protocol_without_any_query():
         (lambda: mean_average_precision([[0, 1]], [[0], [1]]), "relevant must be given for each of the 1 queries; got 2"),
         (lambda: mean_average_precision([[0, 1]], [[-1]]), r"relevant must be lists of places from 0 on, .* got \[-1\]"),
         (lambda: mean_average_precision([[0, 1]], [[0.5]]), r"got \[0.5\]"),
+        (lambda: mean_average_precision([[1, 2], [0, 0]], [[0], [0]]), "query 1 has place 0 twice"),
+        (lambda: ndcg([[0, 0, 1]], np.array([[1.0, 0.0]])), "query 0 has place 0 twice"),
+        (lambda: mean_average_precision([[0, 1]], np.array([[np.nan, 1]])), "relevant must have no NaN"),
+        (lambda: recall_at([[0, 1]], [[0]], 1, junk=np.array([[np.nan, 1]])), "junk must have no NaN"),
         (lambda: precision_at([[0]], [[0]], 0), "k must be a whole number from 1 on; got 0"),
         (lambda: ndcg([[0]], np.array([[-1.0]])), "finite numbers from 0 on"),
         (lambda: ndcg([[3]], np.array([[1.0]])), "order names place 3, but relevance has 1 columns"),

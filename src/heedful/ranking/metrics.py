@@ -62,7 +62,7 @@ def mean_average_precision(order: Any, relevant: Any, junk: Any = None, rule: Ru
         order: `(nq, m)`, places in the database, the best first, -1 for none: `Ranking.order`, or a `Ranking`.
         relevant: for each query a list of the places of its relevant items, or an array `(nq, n)` that is not 0 there, as
             `relevance_by_label` gives. Relevant items that are missing from the order count as never found.
-        junk: items that are taken out of the order before it is judged, in the same form.
+        junk: items that are taken out of the order, and of the relevant ones, before it is judged, in the same form.
         rule: `"plain"` or `"trapezoid"`.
 
     >>> mean_average_precision([[2, 0, 1], [1, 0, 2]], [[2], [0]])
@@ -219,7 +219,15 @@ def _order(order: Any) -> NDArray[np.int64]:
         raise InvalidArgument(
             f"order must be whole places of shape (queries, m), as Ranking.order; got {places.dtype} of shape {places.shape}"
         )
-    return places.astype(np.int64)
+    places = places.astype(np.int64)
+    rising = np.sort(places, axis=1)
+    again = (rising[:, 1:] == rising[:, :-1]) & (rising[:, 1:] >= 0)
+    if again.any():
+        row, at = np.argwhere(again)[0]
+        raise InvalidArgument(
+            f"order must name a place once for each query; query {row} has place {rising[row, at]} twice: leave the later one out"
+        )
+    return places
 
 
 def _sets(given: Any, count: int, name: str) -> Sets:
@@ -233,6 +241,8 @@ def _sets(given: Any, count: int, name: str) -> Sets:
 
 def _places(row: Any, is_mask: bool, name: str) -> NDArray[np.intp]:
     values = np.asarray(row).ravel()
+    if np.issubdtype(values.dtype, np.inexact) and np.isnan(values).any():
+        raise InvalidArgument(f"{name} must have no NaN; got {shown(row)}: give 0 for what is not {name}")
     if is_mask or values.dtype == bool:
         return np.flatnonzero(values)
     if values.size and (not np.issubdtype(values.dtype, np.integer) or values.min() < 0):
@@ -254,7 +264,7 @@ def _judged(order: Any, relevant: Any, junk: Any) -> list[tuple[NDArray[np.bool_
         kinds = np.zeros(1 + max(kept.max(initial=0), good.max(initial=0), bad.max(initial=0)), np.int8)
         kinds[good], kinds[bad] = 1, 2
         found = kinds[kept]
-        judged.append((found[found < 2] == 1, good))
+        judged.append((found[found < 2] == 1, good[kinds[good] == 1]))
     return judged
 
 
