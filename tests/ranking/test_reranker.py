@@ -291,6 +291,9 @@ def test_wrong_calls_are_named(trained):
         ListReranker(**QUICK).fit(X, np.arange(len(X)))
     with pytest.raises(InvalidArgument, match="give relevant"):
         ListReranker(**QUICK).fit(X, database=X)
+    for outside in (5000, -7):
+        with pytest.raises(InvalidArgument, match=rf"places from 0 to {len(X) - 1}, .*; query 1 has {outside}"):
+            ListReranker(**QUICK).fit(X[:2], database=X, relevant=[[1], [2, outside]])
     with pytest.raises(InvalidArgument, match="label for each"):
         trained.score(X, y[:-1])
     with pytest.raises(InvalidArgument, match="the query first"):

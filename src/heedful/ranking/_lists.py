@@ -27,8 +27,8 @@ def candidate_lists(similar: Any, asked: Asked) -> tuple[Tensor, Tensor]:
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def relevant_places(places: Tensor, relevant: Any) -> Tensor:
-    """Which of the places are relevant to their query."""
+def relevant_places(places: Tensor, relevant: Any, count: int) -> Tensor:
+    """Which of the places, in a database of so many rows, are relevant to their query."""
     rows = list(relevant)
     if len(rows) != len(places):
         raise InvalidArgument(f"relevant must have an entry for each of the {len(places)} queries; got {len(rows)}")
@@ -36,6 +36,12 @@ def relevant_places(places: Tensor, relevant: Any) -> Tensor:
     sets = (
         [np.flatnonzero(row) for row in matrix] if matrix is not None else [np.asarray(row, dtype=int) for row in rows]
     )
+    for number, good in enumerate(sets):
+        outside = good[(good < 0) | (good >= count)]
+        if outside.size:
+            raise InvalidArgument(
+                f"relevant must be places from 0 to {count - 1}, rows of the database; query {number} has {outside.flat[0]}"
+            )
     return torch.stack(
         [
             torch.isin(row.cpu(), torch.from_numpy(np.ascontiguousarray(good)))

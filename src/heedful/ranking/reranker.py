@@ -351,7 +351,7 @@ class ListReranker(Ranker):
                 codes = torch.from_numpy(samples.target).to(places.device)
                 good = (codes[places] == codes[:, None]) & (places >= 0)
             else:
-                good = relevant_places(places, relevant)
+                good = relevant_places(places, relevant, similar.count)
             self._lists_of.append((similar, places, good))
         count = len(samples)
         asks = np.concatenate([number * count + learn for number in range(len(samples.inputs))])
