@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from heedful import InvalidArgument
-from heedful.corpus import Cooccurrence, Vocabulary
+from heedful.corpus import Cooccurrence, CorpusAttention, Vocabulary
 
 TEXTS = [
     "the sea is wide and the sand is warm",
@@ -202,6 +202,34 @@ def test_saved_and_loaded(tmp_path):
         np.testing.assert_allclose(again.counts().toarray(), 2 * counter.counts().toarray(), rtol=1e-15)
 
 
+def test_a_tokenizer_that_is_not_kept(tmp_path):
+    texts, more = ["The cat sat", "The dog sat"], ["The dog new"]
+    counter = Cooccurrence(4, tokenizer=str.split, progress=False).fit(texts)
+    counter.save_pretrained(tmp_path / "own")
+    again = Cooccurrence.from_pretrained(tmp_path / "own")
+    again.save_pretrained(tmp_path / "twice")
+    for loaded in (again, Cooccurrence.from_pretrained(tmp_path / "twice")):
+        assert (loaded.counts() != counter.counts()).nnz == 0
+        for call, argument in (
+            (CorpusAttention(loaded).ids, more[0]),
+            (loaded.partial_fit, more),
+            (loaded.fit, more),
+        ):
+            with pytest.raises(
+                InvalidArgument, match=r"a tokenizer that is not kept, str\.split; .* give lists of words"
+            ):
+                call(argument)
+    again = Cooccurrence.from_pretrained(tmp_path / "own")
+    by_words = again.partial_fit([text.split() for text in more])
+    given = Cooccurrence.from_pretrained(tmp_path / "own", tokenizer=str.split).partial_fit(more)
+    assert (given.counts() != by_words.counts()).nnz == 0
+    assert given.word_counts_[given.vocabulary_.index("The")] == 3
+    assert CorpusAttention(given).ids("The cat").tolist() == CorpusAttention(counter).ids("The cat").tolist()
+    Cooccurrence(4, progress=False).fit(texts).save_pretrained(tmp_path / "words")
+    assert "tokenizer" not in (tmp_path / "words" / "config.json").read_text()
+    assert Cooccurrence.from_pretrained(tmp_path / "words").partial_fit(more).tokens_ == 9
+
+
 def test_refusals(tmp_path):
     for options, message in (
         ({"window": 0}, "window must be a whole number from 1 on; got 0"),
@@ -232,6 +260,8 @@ def test_refusals(tmp_path):
         Cooccurrence(2).merge(Cooccurrence(3))
     with pytest.raises(InvalidArgument, match="counters of one vocabulary"):
         Cooccurrence(vocabulary=3).merge(Cooccurrence(vocabulary=5))
+    with pytest.raises(InvalidArgument, match="merge takes another Cooccurrence; got int"):
+        Cooccurrence().merge(3)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(InvalidArgument, match="is no text in UTF-8"):
         Cooccurrence().fit(tmp_path / "latin.txt")

@@ -118,19 +118,17 @@ def test_a_folder_knows_its_corpus(small_parts, tmp_path):
     options = {"min_count": 2, "window": 3, "progress": False, "folder": tmp_path / "count"}
     first = Cooccurrence(**options).partial_fit(lines[:151]).partial_fit(lines[151:])
     counts = first.counts()
-    first._store.close()
     # The same calls again read what is there.
     second = Cooccurrence(**options, tokenizer=None)
     second.partial_fit(lines[:151])
     with pytest.raises(InvalidArgument, match="holds a count of 150 more documents than were given"):
         second.counts()
     assert (second.partial_fit(lines[151:]).counts() != counts).nnz == 0
-    with pytest.raises(InvalidArgument, match="another counter is at work"):
+    with second._store.at_work(), pytest.raises(InvalidArgument, match="another counter is at work"):
         Cooccurrence(**options).fit(lines)
     second.partial_fit(["w001 w002 w001"])
     plain = Cooccurrence(3, min_count=2, progress=False).fit([*lines, "w001 w002 w001"])
     assert (second.counts() != plain.counts()).nnz == 0
-    second._store.close()
     with pytest.raises(InvalidArgument, match="holds a count of other documents: part 1 of"):
         Cooccurrence(**options).fit(lines[1:])
     with pytest.raises(InvalidArgument, match="holds a count with another window: 3 instead of 4"):
@@ -148,6 +146,26 @@ def test_a_folder_knows_its_corpus(small_parts, tmp_path):
         Cooccurrence(max_memory="much")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_finished_counter_leaves_its_folder_to_others(small_parts, settled, tmp_path):
+    lines = drawn(151, 5)
+    plain = Cooccurrence(3, tokenizer=str.split, progress=False).fit(lines)
+    options = {"vocabulary": Vocabulary(plain.vocabulary_.words)} if settled else {}
+    options |= {"window": 3, "tokenizer": str.split, "progress": False, "folder": tmp_path / "count"}
+    first = Cooccurrence(**options).fit(lines)
+    second = Cooccurrence(**options).fit(lines)
+    assert_same(first, plain)
+    assert_same(second, plain)
+    first.partial_fit(lines[:7])
+    assert_same(first, Cooccurrence(**options | {"folder": None}).fit(lines + lines[:7]))
+    with pytest.raises(InvalidArgument, match="another counter has changed .* meanwhile; fit the whole corpus again"):
+        second.partial_fit(lines)
+    assert_same(second.fit(lines + lines[:7]), first)
+    del first, second
+    gc.collect()
+
+
 def test_token_numbers_in_a_folder(small_parts, tmp_path):
     draw = np.random.default_rng(3)
     documents = [draw.integers(0, 97, draw.integers(0, 41)) for _ in range(101)]
@@ -157,7 +175,6 @@ def test_token_numbers_in_a_folder(small_parts, tmp_path):
         for _ in range(2):
             counter = Cooccurrence(5, vocabulary=vocabulary, folder=folder, progress=False).fit(documents)
             assert_same(counter, whole)
-            counter._store.close()
 
 
 @pytest.mark.parametrize("settled", [False, True])

@@ -105,6 +105,28 @@ def kind_of(document: Any) -> str:
     return "words" if kind == "U" else "ids"
 
 
+@dataclass(frozen=True)
+class NotKept:
+    """In place of a tokenizer that is not saved: what it was called."""
+
+    name: str
+
+    def __call__(self, text: str) -> list[str]:
+        raise InvalidArgument(
+            f"texts were split by a tokenizer that is not kept, {self.name.split('#')[0]}; "
+            "from_pretrained(folder, tokenizer=...) takes it, or give lists of words"
+        )
+
+
+def described(tokenizer: Any) -> str:
+    """A name by which a tokenizer is known again: `"words"`, or that of a function or class."""
+    if tokenizer is None or isinstance(tokenizer, str):
+        return tokenizer or "words"
+    if isinstance(tokenizer, NotKept):
+        return tokenizer.name
+    return str(getattr(tokenizer, "__qualname__", type(tokenizer).__name__))
+
+
 class Tokens:
     """Texts as tokens: words by default, by a function of the user's, or by a tokenizer of Hugging Face, which gives numbers.
 

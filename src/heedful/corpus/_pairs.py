@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from heedful._errors import MissingExtra
+from heedful._errors import InvalidArgument, MissingExtra
 
 # So many tokens are counted at once: their pairs at one distance fit into the caches of a processor.
 PIECE = 2**20
@@ -69,7 +69,11 @@ def weights_of(weighting: str | Callable[[int], float], window: int) -> Weights:
     if weighting == "exponential":
         return Weights(tuple(math.exp(-2 * distance / window) for distance in distances))
     assert callable(weighting)
-    return Weights(tuple(float(weighting(distance)) for distance in distances))
+    floats = tuple(float(weighting(distance)) for distance in distances)
+    for distance, weight in zip(distances, floats, strict=True):
+        if not 0 <= weight < math.inf:
+            raise InvalidArgument(f"weighting({distance}) must be a number from 0 on; got {weight}")
+    return Weights(floats)
 
 
 def _rational(parts: Sequence[int], denominator: int) -> Weights:
@@ -158,3 +162,18 @@ def _entries(matrices: list[Any]) -> int:
 
 def _sum(first: list[Any], second: list[Any]) -> list[Any]:
     return [one + other for one, other in zip(first, second, strict=True)]
+
+
+def arrays_of(matrices: list[Any]) -> dict[str, np.ndarray]:
+    """The arrays of sparse matrices, by names that `matrices_of` reads."""
+    parts = ("indptr", "indices", "data")
+    return {f"{part}.{place}": getattr(matrix, part) for place, matrix in enumerate(matrices) for part in parts}
+
+
+def matrices_of(arrays: dict[str, np.ndarray], size: int) -> list[Any]:
+    """Sparse matrices `(size, size)`, of the arrays that `arrays_of` gave."""
+    matrices = []
+    for place in range(len(arrays) // 3):
+        data, indices, indptr = (arrays[f"{part}.{place}"] for part in ("data", "indices", "indptr"))
+        matrices.append(sparse().csr_array((data, indices, indptr), shape=(size, size)))
+    return matrices

@@ -10,10 +10,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -74,34 +74,59 @@ class Store:
         self.sums: list[int] = []
         # Of how many parts the corpus had when its vocabulary was settled.
         self.of: int | None = None
-        self._lock()
-        if (self.folder / JOURNAL).exists():
-            self._read()
-        elif any(file.suffix == ".npy" for file in self.folder.iterdir()):
-            raise InvalidArgument(f"{self.folder} holds other files; give a new or empty folder")
-        else:
-            self._note()
+        # The journal as it was last read or written here, and how many callers hold the lock.
+        self._noted: str | None = None
+        self._depth = 0
+        with self.at_work():
+            if (self.folder / JOURNAL).exists():
+                self._read()
+            elif any(file.suffix == ".npy" for file in self.folder.iterdir()):
+                raise InvalidArgument(f"{self.folder} holds other files; give a new or empty folder")
+            else:
+                self._note()
 
-    def _lock(self) -> None:
-        """One process at a time; the system lets go of the lock when a process ends, however it does."""
-        self._handle = (self.folder / "lock").open("w")
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """One counter at a time; the system lets go of the lock when a process ends, however it does."""
+        with ExitStack() as stack:
+            if not self._depth:
+                stack.enter_context(self._lock())
+                self._check_journal()
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    def _lock(self) -> IO[str]:
+        try:
+            handle = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot write to the folder {self.folder}: {error.strerror}; give another folder"
+            ) from None
         with suppress(ImportError):
             import fcntl
 
             try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
+                handle.close()
                 raise InvalidArgument(
                     f"another counter is at work in {self.folder}; wait for it, or give another folder"
                 ) from None
+        return handle
 
-    def close(self) -> None:
-        """Lets others have the folder."""
-        self._handle.close()
+    def _check_journal(self) -> None:
+        """Another counter may have been here since."""
+        journal = self.folder / JOURNAL
+        if self._noted is not None and (not journal.exists() or journal.read_text() != self._noted):
+            raise InvalidArgument(f"another counter has changed {self.folder} meanwhile; fit the whole corpus again")
 
     def _read(self) -> None:
         try:
-            held = json.loads((self.folder / JOURNAL).read_text())
+            self._noted = (self.folder / JOURNAL).read_text()
+            held = json.loads(self._noted)
             self.shards = [Record(**record) for record in held["shards"]]
             self.sums, self.of = list(held["sums"]), held["of"]
             known, settings = held["format"], held["settings"]
@@ -128,7 +153,8 @@ class Store:
             "sums": self.sums,
             "of": self.of,
         }
-        write(self.folder / JOURNAL, json.dumps(held))
+        self._noted = json.dumps(held)
+        write(self.folder / JOURNAL, self._noted)
 
     def check(self, place: int, batch: Sequence[Any]) -> Record:
         """The record of a part that the folder knows, if this is the one."""

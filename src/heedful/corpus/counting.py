@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -18,8 +18,9 @@ from heedful._checks import check_choice, check_number, check_whole, is_whole
 from heedful._errors import InvalidArgument
 from heedful._progress import bar
 from heedful._savable import Savable, decode, encode, entry_of
-from heedful.corpus._documents import Shard, Tokens, batches
-from heedful.corpus._pairs import Table, sparse, total, weights_of
+from heedful.corpus._documents import NotKept, Shard, Tokens, batches, described
+from heedful.corpus._merging import check_same
+from heedful.corpus._pairs import Table, arrays_of, matrices_of, total, weights_of
 from heedful.corpus._store import Record, Store, digest_of, size_of
 from heedful.corpus._thinning import chances
 from heedful.corpus._work import Counted, Engine, Kept, Sums, Work, known, merged_counts, merged_words, spread
@@ -141,9 +142,6 @@ class Cooccurrence(Savable):
         if not callable(self.weighting):
             check_choice(WEIGHTINGS, weighting=self.weighting)
         self._weights = weights_of(self.weighting, self.window)
-        for distance, weight in enumerate(self._weights.floats, 1):
-            if not 0 <= weight < math.inf:
-                raise InvalidArgument(f"weighting({distance}) must be a number from 0 on; got {weight}")
         tokens = Tokens(self.tokenizer)
         own = self.vocabulary
         if own is not None and not isinstance(own, Vocabulary):
@@ -179,9 +177,6 @@ class Cooccurrence(Savable):
         return replace(work, chance=chances(vocabulary.counts, self.subsample), seed=self.seed)
 
     def _clear(self) -> None:
-        store: Store | None = getattr(self, "_store", None)
-        if store is not None:
-            store.close()
         self._store: Store | None = None
         # Sums that the folder had before.
         self._early = 0
@@ -197,12 +192,13 @@ class Cooccurrence(Savable):
     def fit(self, corpus: Any, y: Any = None) -> Self:
         """Counts a corpus: a text file (a line is a document) or a folder of them, or an iterable of texts, lists of words or arrays of token numbers."""
         self._clear()
-        self.partial_fit(corpus)
-        if not len(self.vocabulary_):
-            raise InvalidArgument(
-                f"no word of the corpus occurs min_count={self.min_count} times or more; it has {self.tokens_} tokens"
-            )
-        self._counted()
+        with self._at_work():
+            self.partial_fit(corpus)
+            if not len(self.vocabulary_):
+                raise InvalidArgument(
+                    f"no word of the corpus occurs min_count={self.min_count} times or more; it has {self.tokens_} tokens"
+                )
+            self._counted()
         return self
 
     def partial_fit(self, documents: Any, y: Any = None) -> Self:
@@ -228,12 +224,12 @@ class Cooccurrence(Savable):
 
         read: Callable[[list[Any]], Any] = self._work.read if self._settled is None else self._work.settle
         start = self.documents_
-        with bar(wanted=self.progress) as say:
+        with self._at_work(), bar(wanted=self.progress) as say:
             for place, part in enumerate(spread(read, new(), self.n_jobs)):
                 self._take(part, records[place])
                 say(self.documents_ - start, whole, f"documents, {self.tokens_:,} tokens")
-        if self._sums is not None and store is not None:
-            self._sums.spill(self._place)
+            if self._sums is not None and store is not None:
+                self._sums.spill(self._place)
         return self
 
     def _again(self, store: Store, record: Record) -> None:
@@ -287,17 +283,23 @@ class Cooccurrence(Savable):
             self._early = len(self._store.sums)
         return self._store
 
+    def _at_work(self) -> AbstractContextManager[None]:
+        """Keeps others out of the folder, where there is one, while it is written to."""
+        return nullcontext() if self.folder is None else self._disk().at_work()
+
     def _fingerprint(self) -> dict[str, Any]:
         """The settings that decide counts, as JSON."""
-        named = self.tokenizer or "words"
-        tokenizer = named if isinstance(named, str) else getattr(named, "__qualname__", type(named).__name__)
         words = None if self._settled is None else digest_of(self._settled.words)
         plain = {
             name: getattr(self, name) for name in ("window", "unknown", "per_distance", "min_count", "max_vocabulary")
         }
         # Folders of counts without it do not name it.
         plain |= {} if self.subsample is None else {"subsample": self.subsample, "seed": self.seed}
-        return plain | {"weights": list(self._weights.floats), "vocabulary": words, "tokenizer": tokenizer}
+        return plain | {
+            "weights": list(self._weights.floats),
+            "vocabulary": words,
+            "tokenizer": described(self.tokenizer),
+        }
 
     def _counting(self) -> Sums:
         """The sums for a vocabulary that was given; with those of the folder, if it has some."""
@@ -342,9 +344,10 @@ class Cooccurrence(Savable):
         """Whole numbers: one matrix of weights, or one of counts for each distance."""
         if self._result is None:
             size = len(self.vocabulary_)
-            sums = self._counting() if self._settled is not None else self._count_kept(size)
-            number = self.window if self._work.parts is None else 1
-            self._result = sums.total(number, size, self._place)
+            with self._at_work():
+                sums = self._counting() if self._settled is not None else self._count_kept(size)
+                number = self.window if self._work.parts is None else 1
+                self._result = sums.total(number, size, self._place)
         return self._result
 
     def _count_kept(self, size: int) -> Sums:
@@ -393,16 +396,7 @@ class Cooccurrence(Savable):
 
     def merge(self, other: Cooccurrence) -> Self:
         """Adds what another counter with the same settings has counted, as if its documents had come here."""
-        if self.folder is not None:
-            raise InvalidArgument("a folder keeps documents that were given; merge into a counter without one")
-        names = ("window", "weighting", "max_vocabulary", "min_count", "unknown", "subsample", "seed", "per_distance")
-        for name in names:
-            if getattr(self, name) != getattr(other, name):
-                raise InvalidArgument(
-                    f"counters of one {name} can be merged; got {getattr(self, name)!r} and {getattr(other, name)!r}"
-                )
-        if (self._settled is None) != (other._settled is None) or self._settled != other._settled:
-            raise InvalidArgument("counters of one vocabulary can be merged; give both the same vocabulary=...")
+        check_same(self, other)
         if self._settled is None:
             words = list(other._kept.seen)
             for shard in list(other._kept.shards):
@@ -459,14 +453,12 @@ class Cooccurrence(Savable):
             "tokens": self.tokens_,
             "documents": self.documents_,
         }
+        if described(self.tokenizer) != "words":
+            fitted["tokenizer"] = described(self.tokenizer)
         return entry_of(type(self)) | {"params": params, "fitted": fitted}
 
     def _tensors_saved(self) -> dict[str, torch.Tensor]:
-        parts = {}
-        for place, matrix in enumerate(self._counted()):
-            for name in ("indptr", "indices", "data"):
-                parts[f"{name}.{place}"] = torch.from_numpy(getattr(matrix, name))
-        return parts
+        return {name: torch.from_numpy(array) for name, array in arrays_of(self._counted()).items()}
 
     @classmethod
     def _remade(cls, description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Self:
@@ -476,15 +468,29 @@ class Cooccurrence(Savable):
             params["weighting"] = Table(tuple(floats))
         counter = cls._of(decode(fitted["vocabulary"]), params)
         counter._work = replace(counter._work, numbers=fitted["numbers"])
-        size = counter._work.size
-        matrices = []
-        for place in range(len(tensors) // 3):
-            indptr, indices, data = (tensors[f"{name}.{place}"].numpy() for name in ("indptr", "indices", "data"))
-            matrices.append(sparse().csr_array((data, indices, indptr), shape=(size, size)))
+        matrices = matrices_of({name: tensor.numpy() for name, tensor in tensors.items()}, counter._work.size)
         assert counter._settled is not None
         part = Counted(fitted["tokens"], fitted["documents"], counter._settled.counts, matrices)
         counter._take(part, Record(part.documents, 0, ""))
+        if "tokenizer" in fitted:
+            counter._split_by(NotKept(fitted["tokenizer"]))
         return counter
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, tokenizer: Any = None) -> Self:
+        """What `save_pretrained` wrote; a tokenizer of one's own is not in the folder, and is given again for texts."""
+        counter = super().from_pretrained(folder)
+        if tokenizer is not None:
+            counter._split_by(tokenizer)
+        return counter
+
+    def _split_by(self, tokenizer: Any) -> None:
+        tokens = Tokens(tokenizer)
+        if tokens.vocabulary is not None and tokens.vocabulary != self.vocabulary_.words:
+            raise InvalidArgument(
+                "the tokenizer has another vocabulary than the counts; give the one they were made with"
+            )
+        self.tokenizer, self._work = tokenizer, replace(self._work, tokens=tokens)
 
     def __repr__(self) -> str:
         held = f": {self.tokens_:,} tokens in {self.documents_:,} documents" if self.documents_ else ""
