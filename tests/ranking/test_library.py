@@ -356,7 +356,9 @@ def test_what_is_no_index_is_left_alone(tmp_path):
     with sqlite3.connect(other) as base:
         base.execute("CREATE TABLE mine (a)")
     base.close()
-    for file in (note, other, tmp_path / "mine.sqlite"):
+    spoilt = tmp_path / "spoilt.sqlite"
+    spoilt.write_bytes(other.read_bytes()[:100] + b"\xa5" * 5000)
+    for file in (note, other, spoilt, tmp_path / "mine.sqlite"):
         content = file.read_bytes()
         for rebuild in (False, True):
             with pytest.raises(InvalidArgument):

@@ -150,16 +150,22 @@ class Store:
             with closing(sqlite3.connect(self.file)) as base:
                 base.execute("SELECT count(*) FROM sqlite_master")
                 ours = base.execute("PRAGMA application_id").fetchone()[0] == OURS
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if "locked" in str(error):
+                raise InvalidArgument(f"another process is writing to {self.file}; wait until it is done") from error
             ours = self._was_index()
         if not ours:
             raise InvalidArgument(f"{self.file} is no index, and is not replaced; give another index")
 
     def _was_index(self) -> bool:
-        """Whether a file that SQLite cannot read still has marks of an index: our tables, or SQLite's first bytes and the ending."""
+        """Whether a file that SQLite cannot read still has marks of an index: our tables, or SQLite's first bytes and the ending.
+
+        Of most other databases it is known by bytes 68 to 71 that they are no index: the application is 0 there.
+        """
         with self.file.open("rb") as file:
             begin = file.read(PAGE)
-        return TABLES in begin or (self.file.suffix == ".sqlite" and begin.startswith(SQLITE))
+        named = self.file.suffix == ".sqlite" and begin.startswith(SQLITE)
+        return TABLES in begin or (named and any(begin[68:72]))
 
     def _check_unused(self, file: Path) -> None:
         """Refuses a file that another process is building; one that a killed process left is not held."""
