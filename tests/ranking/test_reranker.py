@@ -131,6 +131,15 @@ def test_answers_do_not_depend_on_the_other_queries(trained):
     np.testing.assert_allclose(together.scores[3:4], alone.scores, atol=1e-6)
 
 
+@pytest.mark.parametrize("affinity", ["diffusion", "jaccard"])
+def test_queries_asked_together_are_neighbours_of_jaccard_alone(affinity):
+    X, y = clusters(0)
+    model = ListReranker(**QUICK | {"affinity": affinity, "epochs": 1}).fit(X, y)
+    queries = clusters(0, noise=1.5)[0][:30]
+    together, alone = model.rerank(queries, X), model.rerank(queries[3:4], X)
+    assert np.array_equal(together.order[3:4], alone.order) == (affinity == "diffusion")
+
+
 def test_candidates_of_another_search(trained):
     X, _ = clusters(1)
     places = np.argsort(-unit(X[:4]) @ unit(X[4:]).T, axis=1)[:, :30]
