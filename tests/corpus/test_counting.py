@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import exp
 
 import numpy as np
+import pandas
 import pytest
 
 from heedful import InvalidArgument
@@ -262,6 +263,31 @@ def test_refusals(tmp_path):
         Cooccurrence(vocabulary=3).merge(Cooccurrence(vocabulary=5))
     with pytest.raises(InvalidArgument, match="merge takes another Cooccurrence; got int"):
         Cooccurrence().merge(3)
+    for one, other in ((str.split, None), (lambda text: text.split(), lambda text: text.lower().split())):
+        counters = [Cooccurrence(tokenizer=tokenizer, progress=False).fit(TEXTS) for tokenizer in (one, other)]
+        with pytest.raises(InvalidArgument, match="counters of one tokenizer"):
+            counters[0].merge(counters[1])
+    for corpus, message in (
+        ({"a": "b c"}, r"got a dict, which gives its names: give its values\(\)"),
+        (pandas.DataFrame({"text": TEXTS}), r"got a DataFrame, which gives its names: give a column of it"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            Cooccurrence(progress=False).fit(corpus)
+    assert Cooccurrence(progress=False).fit(pandas.DataFrame({"text": TEXTS})["text"]).documents_ == len(TEXTS)
+    for place, (corpus, message) in enumerate(
+        (
+            ([["a", 1]], "each a string; got 1"),
+            ([["a", ["b"]]], r"each a string; got \['b'\]"),
+            ([[1, "a"]], "whole numbers; got"),
+            ([[1, 2.5]], "whole numbers; got"),
+            ([[1, [2]]], "whole numbers; got"),
+            (np.zeros((2, 3, 5), np.int64), "whole numbers; got"),
+            ([np.array(3)], "a document is a text"),
+        )
+    ):
+        for folder in (None, tmp_path / f"count{place}"):
+            with pytest.raises(InvalidArgument, match=message):
+                Cooccurrence(folder=folder, progress=False).fit(corpus)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(InvalidArgument, match="is no text in UTF-8"):
         Cooccurrence().fit(tmp_path / "latin.txt")

@@ -1,6 +1,7 @@
 """Counts under a limit of memory, after a kill, by several processes and on a cluster: the same bits as one process gives."""
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -159,11 +160,56 @@ def test_a_finished_counter_leaves_its_folder_to_others(small_parts, settled, tm
     assert_same(second, plain)
     first.partial_fit(lines[:7])
     assert_same(first, Cooccurrence(**options | {"folder": None}).fit(lines + lines[:7]))
-    with pytest.raises(InvalidArgument, match="another counter has changed .* meanwhile; fit the whole corpus again"):
+    with pytest.raises(InvalidArgument, match=r"another counter has changed .* meanwhile; fit the whole corpus again"):
         second.partial_fit(lines)
     assert_same(second.fit(lines + lines[:7]), first)
     del first, second
     gc.collect()
+
+
+def test_a_damaged_folder(tmp_path):
+    lines = ["the sea is wide", "the sand is warm"]
+    options = {"folder": tmp_path / "count", "progress": False}
+    Cooccurrence(**options).fit(lines)
+    words, ids = (tmp_path / "count" / f"part-000000-{name}" for name in ("words.json", "ids.npy"))
+    whole = {file: file.read_bytes() for file in (words, ids)}
+    np.save(tmp_path / "ids.npy", np.load(ids) + 3)
+    np.save(tmp_path / "short.npy", np.load(ids)[1:])
+    for file, content in (
+        (words, whole[words][:9]),
+        (words, None),
+        (words, b"3"),
+        (words, b"[]"),
+        (ids, (tmp_path / "ids.npy").read_bytes()),
+        (ids, (tmp_path / "short.npy").read_bytes()),
+        (ids, b""),
+    ):
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(CorruptModel, match=r"the folder .*count is damaged: .*; delete it and count again"):
+            Cooccurrence(**options).fit(lines)
+        file.write_bytes(whole[file])
+    assert Cooccurrence(**options).fit(lines).tokens_ == 8
+
+
+def test_arrays_of_words_in_a_folder(tmp_path):
+    counter = Cooccurrence(folder=tmp_path, progress=False).fit([np.array(["sea", "sand"]), np.array(["sea"])])
+    assert counter.vocabulary_.words == ["sea", "sand"]
+
+
+def test_a_folder_knows_its_tokenizer_by_its_code(tmp_path):
+    lines, options = ["The sea is wide", "the sand is warm"], {"folder": tmp_path, "progress": False}
+    Cooccurrence(**options, tokenizer=lambda text: text.split()).fit(lines)
+    # The same code, made again.
+    Cooccurrence(**options, tokenizer=lambda text: text.split()).fit(lines)
+    for other in (lambda text: text.rsplit(), lambda text: text.split("i"), str.split):
+        with pytest.raises(InvalidArgument, match="holds a count with another tokenizer"):
+            Cooccurrence(**options, tokenizer=other).fit(lines)
+    # As written by the first release.
+    journal = tmp_path / "journal.json"
+    held = json.loads(journal.read_text())
+    held["settings"]["tokenizer"] = held["settings"]["tokenizer"].split("#")[0]
+    journal.write_text(json.dumps(held))
+    Cooccurrence(**options, tokenizer=lambda text: text.split()).fit(lines)
 
 
 def test_token_numbers_in_a_folder(small_parts, tmp_path):

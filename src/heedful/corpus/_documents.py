@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,12 @@ def documents(corpus: Any) -> Iterator[Any]:
     if isinstance(corpus, str | Path):
         yield from _lines(Path(corpus).expanduser(), corpus)
         return
+    if isinstance(corpus, Mapping) or hasattr(corpus, "columns"):
+        name = type(corpus).__name__
+        raise InvalidArgument(
+            f"a corpus is an iterable of documents; got a {name}, which gives its names: "
+            + ("give its values()" if isinstance(corpus, Mapping) else "give a column of it, as frame['text']")
+        )
     if isinstance(corpus, bytes) or not isinstance(corpus, Iterable):
         raise InvalidArgument(
             f"a corpus is a file, a folder or an iterable of texts, lists of words or arrays of token numbers; got {type(corpus).__name__}"
@@ -58,7 +66,7 @@ def batches(corpus: Any, sizes: Iterable[int] = ()) -> Iterator[list[Any]]:
         yield batch
     batch, length = [], 0
     for document in everything:
-        if not hasattr(document, "__len__"):
+        if not hasattr(document, "__len__") or getattr(document, "ndim", 1) == 0:
             raise InvalidArgument(
                 f"a document is a text, a list of words or an array of token numbers; got {document!r:.100}"
             )
@@ -119,12 +127,24 @@ class NotKept:
 
 
 def described(tokenizer: Any) -> str:
-    """A name by which a tokenizer is known again: `"words"`, or that of a function or class."""
+    """A name by which a tokenizer is known again: `"words"`, or that of a function or class, with a digest of code written in Python."""
     if tokenizer is None or isinstance(tokenizer, str):
         return tokenizer or "words"
     if isinstance(tokenizer, NotKept):
         return tokenizer.name
-    return str(getattr(tokenizer, "__qualname__", type(tokenizer).__name__))
+    name = str(getattr(tokenizer, "__qualname__", type(tokenizer).__name__))
+    code = getattr(tokenizer, "__code__", None)
+    return f"{name}#{blake2b(_plain(code).encode(), digest_size=8).hexdigest()}" if isinstance(code, CodeType) else name
+
+
+def _plain(value: Any) -> str:
+    """Code and its constants as text that is the same in each process: no addresses, sets in order."""
+    if isinstance(value, CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {_plain(value.co_consts)}"
+    if isinstance(value, tuple | frozenset):
+        parts = [_plain(part) for part in value]
+        return str(parts if isinstance(value, tuple) else sorted(parts))
+    return repr(value)
 
 
 class Tokens:
@@ -190,12 +210,36 @@ def shard_of(batch: list[Any], tokens: Tokens) -> Shard:
     if not any(numbers):
         places: defaultdict[str, int] = defaultdict()
         places.default_factory = places.__len__
-        ids = np.fromiter(map(places.__getitem__, chain.from_iterable(split)), np.int64, int(lengths.sum()))
+        try:
+            ids = np.fromiter(map(places.__getitem__, chain.from_iterable(split)), np.int64, int(lengths.sum()))
+        except TypeError:  # something in a document has no hash
+            check_words(chain.from_iterable(split))
+            raise
+        check_words(places)
         return Shard(ids, lengths, list(places))
     if not all(number or not length for number, length in zip(numbers, lengths, strict=True)):
         raise InvalidArgument("some documents are words and others token numbers; give all of one kind")
-    ids = np.concatenate([np.asarray(document, dtype=np.int64) for document in split])
-    return Shard(ids, lengths, None)
+    return Shard(np.concatenate([numbers_of(document) for document in split]), lengths, None)
+
+
+def check_words(words: Iterable[Any]) -> None:
+    """Refuses what is no string among words."""
+    for word in words:
+        if not isinstance(word, str):
+            raise InvalidArgument(f"a document is a list of words, each a string; got {word!r:.60} among them")
+
+
+def numbers_of(document: Any) -> np.ndarray:
+    """A document of token numbers as an array."""
+    try:
+        numbers = np.asarray(document)
+    except ValueError:  # lists of several lengths
+        numbers = np.zeros((0, 0))
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+        raise InvalidArgument(
+            f"a document of token numbers is one list or array `(n,)` of whole numbers; got {document!r:.100}"
+        )
+    return numbers.astype(np.int64)
 
 
 def _each(function: Callable[[str], Any], texts: list[str]) -> list[Any]:

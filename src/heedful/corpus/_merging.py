@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heedful._errors import InvalidArgument
+from heedful.corpus._documents import described
 
 NAMES = ("window", "weighting", "max_vocabulary", "min_count", "unknown", "subsample", "seed", "per_distance")
 
@@ -20,5 +21,8 @@ def check_same(one: Any, other: Any) -> None:
             raise InvalidArgument(
                 f"counters of one {name} can be merged; got {getattr(one, name)!r} and {getattr(other, name)!r}"
             )
+    names = [described(counter.tokenizer) for counter in (one, other)]
+    if names[0] != names[1]:
+        raise InvalidArgument(f"counters of one tokenizer can be merged; got {names[0]} and {names[1]}")
     if (one._settled is None) != (other._settled is None) or one._settled != other._settled:
         raise InvalidArgument("counters of one vocabulary can be merged; give both the same vocabulary=...")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from heedful._checks import check_whole
 from heedful._errors import CorruptModel, InvalidArgument
 from heedful._files import located, new_file, write
-from heedful.corpus._documents import Shard
+from heedful.corpus._documents import Shard, check_words, kind_of, numbers_of
 from heedful.corpus._pairs import sparse
 
 JOURNAL = "journal.json"
@@ -44,10 +44,11 @@ def digest_of(batch: Sequence[Any]) -> str:
     for document in batch:
         if isinstance(document, str):
             known.update(b"t" + document.encode("utf-8", "surrogatepass"))
-        elif isinstance(document, list | tuple) and all(isinstance(token, str) for token in document):
+        elif kind_of(document) == "words":
+            check_words(document)
             known.update(b"w" + "\x1f".join(document).encode("utf-8", "surrogatepass"))
         else:
-            known.update(b"n" + np.asarray(document).astype("<i8").tobytes())
+            known.update(b"n" + numbers_of(document).astype("<i8").tobytes())
         known.update(b"\x1e")
     return known.hexdigest()
 
@@ -139,7 +140,9 @@ class Store:
                 f"{self.folder} is of format {known}, this release reads {FORMAT}; give another folder"
             )
         for name, value in self.settings.items():
-            if settings.get(name) != value:
+            # Folders of the first release name a function without its code.
+            early = value.partition("#") if name == "tokenizer" else ("", "", "")
+            if settings.get(name) != value and not (early[1] and settings.get(name) == early[0] != "words"):
                 raise InvalidArgument(
                     f"{self.folder} holds a count with another {name}: {settings.get(name)!r:.60} instead of {value!r:.60}; "
                     "give another folder, or delete it"
@@ -178,12 +181,33 @@ class Store:
         if shard is not None:
             self._note()
 
-    def shard(self, place: int) -> tuple[Shard, list[str]]:
-        """A part of the corpus, its numbers mapped from disk, and the words that are new in it."""
+    def shard(self, place: int, seen: Collection[str] | None = None) -> tuple[Shard, list[str]]:
+        """A part of the corpus, its numbers mapped from disk, and the words that are new in it; checked against those seen before, if given."""
         name = f"part-{place:06d}"
-        words = json.loads((self.folder / f"{name}-words.json").read_text())
+        file = self.folder / f"{name}-words.json"
+        try:
+            words = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise self._damaged(f"{file.name} cannot be read, {error}") from None
         shard = Shard(self._load(f"{name}-ids"), self._load(f"{name}-lengths"), None if words is None else [])
+        if seen is not None:
+            self._check_shard(place, shard, words, seen)
         return shard, words or []
+
+    def _check_shard(self, place: int, shard: Shard, words: Any, seen: Collection[str]) -> None:
+        """Refuses a part that is not as it was written."""
+        record, ids, lengths = self.shards[place], shard.ids, shard.lengths
+        if ids.shape != (record.tokens,) or lengths.shape != (record.documents,) or lengths.sum() != len(ids):
+            raise self._damaged(f"part {place + 1} has other sizes than were noted")
+        if words is None:
+            return
+        if not isinstance(words, list) or any(not isinstance(word, str) or word in seen for word in words):
+            raise self._damaged(f"the words of part {place + 1} are not those that were written")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < len(seen) + len(words):
+            raise self._damaged(f"part {place + 1} has numbers of words that are not there")
+
+    def _damaged(self, what: str) -> CorruptModel:
+        return CorruptModel(f"the folder {self.folder} is damaged: {what}; delete it and count again")
 
     def put_sums(
         self, matrices: Sequence[Any], upto: int, of: int | None, occurrences: np.ndarray | None = None
@@ -240,7 +264,7 @@ class Store:
         try:
             return np.load(file, mmap_mode="r" if file.stat().st_size > 2**12 else None, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise CorruptModel(f"{file} cannot be read ({error}); delete the folder to count anew") from None
+            raise self._damaged(f"{file.name} cannot be read, {error}") from None
 
 
 def size_of(memory: int | str) -> int:

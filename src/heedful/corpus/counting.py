@@ -235,7 +235,7 @@ class Cooccurrence(Savable):
     def _again(self, store: Store, record: Record) -> None:
         """Takes a part of the corpus from the folder."""
         if self._settled is None:
-            self._kept.again(*store.shard(self._place))
+            self._kept.again(*store.shard(self._place, self._kept.seen))
         self._place += 1
         self.tokens_ += record.tokens
         self.documents_ += record.documents
