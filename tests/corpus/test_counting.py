@@ -273,7 +273,8 @@ def test_refusals(tmp_path):
     ):
         with pytest.raises(InvalidArgument, match=message):
             Cooccurrence(progress=False).fit(corpus)
-    assert Cooccurrence(progress=False).fit(pandas.DataFrame({"text": TEXTS})["text"]).documents_ == len(TEXTS)
+    for texts in (pandas.DataFrame({"text": TEXTS})["text"], np.array(TEXTS)):
+        assert Cooccurrence(progress=False).fit(texts).documents_ == len(TEXTS)
     for place, (corpus, message) in enumerate(
         (
             ([["a", 1]], "each a string; got 1"),

@@ -66,7 +66,8 @@ def batches(corpus: Any, sizes: Iterable[int] = ()) -> Iterator[list[Any]]:
         yield batch
     batch, length = [], 0
     for document in everything:
-        if not hasattr(document, "__len__") or getattr(document, "ndim", 1) == 0:
+        flat = not isinstance(document, str) and getattr(document, "ndim", 1) == 0
+        if flat or not hasattr(document, "__len__"):
             raise InvalidArgument(
                 f"a document is a text, a list of words or an array of token numbers; got {document!r:.100}"
             )
