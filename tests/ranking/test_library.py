@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bag_of_words import Words
-from heedful import InvalidArgument
+from heedful import HeedfulError, InvalidArgument
 from heedful.ranking import METHODS, rerank
 from heedful.ranking.library import AUTO, CHUNK, Library, index_path
 from heedful.ranking.passages import read_passages
@@ -336,6 +336,20 @@ def test_one_rebuild_at_a_time(library):
         pytest.raises(InvalidArgument, match="another process is building the index"),
     ):
         Library(library.file, Words(), rebuild=True)
+
+
+def test_an_index_in_the_cache_is_rebuilt_though_nothing_of_it_is_left(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = index_path(folder, Words())
+    file.parent.mkdir(parents=True)
+    with Library(file, Words()) as library:
+        library.update(folder)
+    file.write_bytes(b"garbage" * 999)
+    with pytest.raises(HeedfulError, match=file.stem):
+        Library(file, Words())
+    with Library(file, Words(), rebuild=True) as again:
+        again.update(folder)
+    assert len(contents(file)) == 21
 
 
 def test_a_rebuild_takes_the_place_of_an_index_in_use(library, folder):

@@ -18,6 +18,8 @@ from heedful.ranking.passages import Passage
 FORMAT = 1
 # Says of a SQLite file that it is one of ours: "heed".
 OURS = 0x68656564
+# Folders of the user's cache in which nothing but indexes lies.
+HOME = ("heedful", "indexes")
 # How long to wait for another process that is writing, in seconds.
 PATIENCE = 30.0
 # What SQLite keeps beside a file.
@@ -158,10 +160,12 @@ class Store:
             raise InvalidArgument(f"{self.file} is no index, and is not replaced; give another index")
 
     def _was_index(self) -> bool:
-        """Whether a file that SQLite cannot read still has marks of an index: our tables, or SQLite's first bytes and the ending.
+        """Whether a file that SQLite cannot read still has marks of an index: its place in the user's cache, our tables, or SQLite's first bytes and the ending.
 
         Of most other databases it is known by bytes 68 to 71 that they are no index: the application is 0 there.
         """
+        if self.file.absolute().parent.parts[-2:] == HOME:
+            return True
         with self.file.open("rb") as file:
             begin = file.read(PAGE)
         named = self.file.suffix == ".sqlite" and begin.startswith(SQLITE)

@@ -19,7 +19,7 @@ from heedful._files import located
 from heedful._progress import Progress, silent
 from heedful.bridges.reading import DEMO, check_text
 from heedful.bridges.sentences import Sentences
-from heedful.ranking._store import FileState, Row, Store
+from heedful.ranking._store import HOME, FileState, Row, Store
 from heedful.ranking.hits import Hit, Hits, Neighbour, Update
 from heedful.ranking.passages import ENDINGS, Passage, read_passages
 
@@ -47,7 +47,7 @@ def index_path(folder: str | Path, sentences: Sentences) -> Path:
     `$XDG_CACHE_HOME/heedful/indexes`, or `~/.cache/heedful/indexes`; one file for each folder and model.
     """
     place = located(folder).resolve()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "heedful" / "indexes"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().joinpath(*HOME)
     known = hashlib.sha256(f"{place}\n{sentences.digest}".encode()).hexdigest()[:12]
     return cache / f"{place.name or 'root'}-{known}.sqlite"
 
