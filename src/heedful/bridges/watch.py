@@ -1,8 +1,8 @@
 """Watching attention at work: every call that a model makes, with what went in and what came out.
 
-Four ways lead to attention, and each is watched where it begins: transformers' attention interface, `torch.nn`'s
-`MultiheadAttention` and its fused encoder layer, heedful's `attend`, and `scaled_dot_product_attention` called by a model's
-own code. The model itself is not touched: no hook, attribute or config of it changes, and it runs the implementation it has.
+Five ways lead to attention, and each is watched where it begins: transformers' attention interface, `torch.nn`'s
+`MultiheadAttention` and its fused encoder layer, heedful's `attend`, `scaled_dot_product_attention` called by a model's own
+code, and products of what its linear maps of queries, keys and values gave. The model itself is not touched: no hook, attribute or config of it changes, and it runs the implementation it has.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.nn.attention.bias import CausalBias
 from heedful import _attend
 from heedful._errors import Unsupported
 from heedful.bridges.calls import Memory, Watched, close, of_interface, of_request, of_sdpa, rounding
+from heedful.bridges.projected import Mapped, call_of, maps_of
 from heedful.nn import Attention, PairAttention
 from heedful.ops import Request
 
@@ -39,10 +40,11 @@ KNOWN_CALLERS = ("heedful.", "torch.nn.", "transformers.integrations.")
 
 @dataclass
 class _Frame:
-    """A module at work, and the calls it has made so far."""
+    """A module at work, the calls it has made so far, and what its linear maps of queries, keys and values gave."""
 
     module: nn.Module
     calls: list[Watched]
+    maps: dict[int, Mapped] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,6 +60,7 @@ class _Watch:
 
     def __init__(self, model: nn.Module, tell: Callable[[Watched], None], copy: Callable[[Watched], Any]) -> None:
         self.names = {module: name for name, module in model.named_modules()}
+        self.maps = maps_of(model)
         self.tell, self.copy = tell, copy
         self.frames: list[_Frame] = []
         self.silent = 0
@@ -84,6 +87,10 @@ class _Watch:
         # Those above it ended by an exception that the model caught itself.
         while (frame := self.frames.pop()).module is not module:
             pass
+        if module in self.maps and self.frames and args and isinstance(output, Tensor):
+            around, at = self.maps[module]
+            if self.frames[-1].module is around:
+                self.frames[-1].maps[at] = Mapped(args[0], output)
         arguments = _arguments(module, args, kwargs)
         if isinstance(module, nn.MultiheadAttention):
             self._multihead(frame, module, arguments, output)
@@ -91,13 +98,17 @@ class _Watch:
             self._encoder_layer(frame, module, arguments)
         elif isinstance(module, PairAttention):
             frame.calls.append(self._pair(module, args, kwargs, output))
+        elif frame.maps and not frame.calls:
+            with self.silence():
+                call = call_of(module, frame.maps, arguments, output)
+            frame.calls += [] if call is None else [replace(call, name=self.names[module])]
         self.called.discard(getattr(module, "self_attn", module))
         if frame.calls:
             self.called.add(module)
         self.run.executed.add(self.names[module])
         inputs, cross = _inputs(arguments)
         for call in frame.calls:
-            call = call if call.kept is not None else replace(call, kept=self.copy(call))
+            call = call if call.kept is not None else self._copied(call)
             # Fused layers know their inputs better than their arguments tell.
             known = call.inputs is not None
             self.tell(call if known else replace(call, inputs=inputs, cross=cross))
@@ -107,8 +118,13 @@ class _Watch:
         for frame in reversed(self.frames):
             if module is None or frame.module is module:
                 # Now: the model may write over its tensors before the module ends.
-                frame.calls.append(replace(call, name=call.name or self.names[frame.module], kept=self.copy(call)))
+                frame.calls.append(self._copied(replace(call, name=call.name or self.names[frame.module])))
                 return
+
+    def _copied(self, call: Watched) -> Watched:
+        # Whoever watches may attend as well.
+        with self.silence():
+            return replace(call, kept=self.copy(call))
 
     def _multihead(self, frame: _Frame, module: nn.MultiheadAttention, named: dict[str, Any], output: Any) -> None:
         """Our layer on torch's weights: the same projections, masks and extra keys."""

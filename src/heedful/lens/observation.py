@@ -240,6 +240,7 @@ def _unseen(model: nn.Module, run: Run, callers: set[str]) -> list[str]:
         for name, module in model.named_modules()
         if name in run.executed
         and "Attention" in type(module).__name__
+        and not type(module).__name__.endswith("Output")
         and not any(
             caller == name or caller.startswith(f"{name}.") or name.startswith(f"{caller}.") for caller in callers
         )
