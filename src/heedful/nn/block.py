@@ -155,11 +155,13 @@ class Block(Module):
         times: Tensor | None = None,
         key: Tensor | None = None,
         key_times: Tensor | None = None,
+        seen: int | None = None,
     ) -> Any:
         """`(B, n, embed)` -> `(B, n, embed)`; masks as in `Attention`. With z `(k, embed)` or `(B, k, embed)`, tokens and knowledge.
 
         A block of `Timed()` takes `times` `(B, n)`. With `key` `(B, m, embed)`, there at `key_times` `(B, m)`, x are queries that attend
-        to these instead of one another; `key` is what another call of the block takes as x, and is normalised like it.
+        to these instead of one another; `key` is what another call of the block takes as x, and is normalised like it. With `seen` all tokens attend to the first
+        so many alone, as with `key=x[:, :seen]`.
         """
         if z is None and z_padding_mask is not None:
             raise InvalidArgument(f"got z_padding_mask of shape {tuple(z_padding_mask.shape)}, but no z was given")
@@ -167,13 +169,14 @@ class Block(Module):
             check_input("x", x, self.embed_dim)
             check_knowledge(z, x)
         self._check_times(times, key, key_times)
+        self._check_seen(seen, x, key)
         if self.norm1 is not None:
             known = None if z is None or not self.reads_knowledge else self._first(z)
+            first = self._first(x)
             other = {} if key is None else {"key": self._first(key)}
+            other = other if seen is None else {"key": first[:, :seen]}
             at = {name: given for name, given in (("times", times), ("key_times", key_times)) if given is not None}
-            x = x + self._attend(
-                self._first(x), attn_mask, key_padding_mask, is_causal, known, z_padding_mask, other | at
-            )
+            x = x + self._attend(first, attn_mask, key_padding_mask, is_causal, known, z_padding_mask, other | at)
             x = x if self.norm_first else self.norm1(x)
         return self._evolve(x) if z is None else Evolved(self._evolve(x), self._evolve(z))
 
@@ -186,6 +189,16 @@ class Block(Module):
             raise InvalidArgument(f"got {given}, but this block reads none; give kernel=Timed(...) or leave it out")
         if key is not None and not isinstance(self.self_attn, TimeAttention | Attention):
             raise Unsupported(f"a block of {self.kernel!r:.60} mixes x alone; key is for kernels and Timed()")
+
+    def _check_seen(self, seen: int | None, x: Tensor, key: Tensor | None) -> None:
+        if seen is None:
+            return
+        check_whole(seen=seen)
+        if key is not None or seen > x.shape[1]:
+            got = "key as well" if key is not None else f"{x.shape[1]} tokens"
+            raise InvalidArgument(f"seen={seen} says to how many of its own tokens x attends; got {got}")
+        if not isinstance(self.self_attn, Attention):
+            raise Unsupported(f"a block of {self.kernel!r:.60} takes no seen; it is for kernels")
 
     def _first(self, x: Tensor) -> Tensor:
         """Tokens as attention takes them, in their own dtype: autocast would write normalised ones out in float32 for maps that read 16 bit."""

@@ -23,9 +23,12 @@ WAVES = (1.0, 2.0, 4.0)
 DOUBT = 2e-3
 """What is added to the votes of rows under the logarithm: no class is impossible."""
 
+WIDE = 5.0
+"""Numbers are answered between so many deviations on both sides of the mean."""
+
 
 class Context(NamedTuple):
-    """What is known of the rows of a context: sorted values and moments of columns, what rows are in front of each layer, and what votes need."""
+    """What is known of the rows of a context: their cells and targets, what rows are in front of each layer, and what votes need."""
 
     values: Tensor
     missing: Tensor
@@ -48,9 +51,13 @@ class InContextNetwork(Module):
 
     of classes that the context has. Asked rows do not see one another; an order of the context's rows does not matter.
 
+    With `numbers` targets are numbers, which the context's mean and deviation standardise, and the classes are steps from -5 to 5 deviations: a target between
+    two steps is a share of each, so that an answer is a law, and its mean (`means`) a number.
+
     Args:
-        classes: classes of a table, at most.
+        classes: classes of a table, at most; steps of a number.
         embed_dim, num_heads, layers, expansion: the network's sizes.
+        numbers: whether targets are numbers.
         votes: whether rows of the context vote, beside the map.
         ranks, waves, identity: whether cells know their rank, sines and cosines; how many random numbers identify a column (0: columns are known by their cells alone).
 
@@ -68,6 +75,7 @@ class InContextNetwork(Module):
         layers: int = 6,
         expansion: int = 2,
         *,
+        numbers: bool = False,
         votes: bool = True,
         ranks: bool = True,
         waves: bool = True,
@@ -79,6 +87,7 @@ class InContextNetwork(Module):
         check_whole(classes=classes, embed_dim=embed_dim, layers=layers, expansion=expansion)
         check_whole(0, identity=identity)
         self.classes, self.embed_dim, self.num_heads, self.layers = classes, embed_dim, num_heads, layers
+        self.numbers = numbers
         self.expansion, self.votes, self.ranks, self.waves, self.identity = expansion, votes, ranks, waves, identity
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         size = (1 + ranks) * (1 + 2 * len(WAVES) * waves) + 2
@@ -86,8 +95,12 @@ class InContextNetwork(Module):
             nn.Linear(size, embed_dim, **place), nn.GELU(), nn.Linear(embed_dim, embed_dim, **place)
         )
         self.column = nn.Linear(identity, embed_dim, bias=False, **place) if identity else None
-        # The last entry is that of a target that is asked for.
-        self.label = nn.Embedding(classes + 1, embed_dim, **place)
+        # Of a target that is asked for: the last class, or of numbers the only one.
+        self.label = nn.Embedding(1 if numbers else classes + 1, embed_dim, **place)
+        if numbers:
+            self.number = nn.Sequential(
+                nn.Linear(size - 2, embed_dim, **place), nn.GELU(), nn.Linear(embed_dim, embed_dim, **place)
+            )
         self.between_columns = nn.ModuleList(Block(embed_dim, num_heads, 0, bias=False, **place) for _ in range(layers))
         self.between_rows = nn.ModuleList(
             Block(embed_dim, num_heads, expansion * embed_dim, bias=False, **place) for _ in range(layers)
@@ -115,19 +128,15 @@ class InContextNetwork(Module):
         is_category: Tensor | None = None,
         identity: Tensor | None = None,
     ) -> Tensor:
-        """Log-probabilities `(B, asked, classes)` of the rows behind the context, which are as many as `target` `(B, n)` has.
+        """Log-probabilities `(B, asked, classes)` of the rows behind the context, which has as many as `target` `(B, n)`.
 
         `values` `(B, n + asked, d)`, NaN where a cell is missing; `classes` `(B,)`: how many the context has, numbered from 0; `is_category` `(B, d)`; `identity` `(B, d, identity)`, drawn anew by
         default, so that a call without it is one of many answers: give it, or average over calls.
         """
-        context, hidden = (
-            self._known(values[:, : target.shape[1]], target, classes, is_category, identity),
-            self.classes,
-        )
-        asked = functional.pad(target, (0, values.shape[1] - target.shape[1]), value=hidden)
-        row = self._layers(self._cells(values, asked, context), target.shape[1])
-        context = context._replace(rows=row[:, : target.shape[1]])
-        return self._decided(row[:, target.shape[1] :], context)
+        count = target.shape[1]
+        context = self._known(values[:, :count], target, classes, is_category, identity)
+        row = self._layers(self._cells(values, context, count), count)
+        return self._decided(row[:, count:], context._replace(rows=row[:, :count]))
 
     def remember(
         self,
@@ -140,7 +149,7 @@ class InContextNetwork(Module):
         """Everything that answers need of a context `(B, n, d)`, computed once."""
         layers: list[Tensor] = []
         known = self._known(values, target, classes, is_category, identity)
-        row = self._layers(self._cells(values, target, known), target.shape[1], layers)
+        row = self._layers(self._cells(values, known, target.shape[1]), target.shape[1], layers)
         return known._replace(layers=tuple(layers), rows=row)
 
     def _known(
@@ -172,8 +181,11 @@ class InContextNetwork(Module):
             along = x.transpose(1, 2).flatten(0, 1)
             if kept is not None:
                 kept.append(along)
-            other = None if count == along.shape[1] else along[:, :count]
-            x = rows(along, key=other).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+            x = (
+                rows(along, seen=None if count == along.shape[1] else count)
+                .unflatten(0, (x.shape[0], x.shape[2]))
+                .transpose(1, 2)
+            )
         return self.norm(x[:, :, 0])
 
     def answer(self, values: Tensor, context: Context) -> Tensor:
@@ -185,6 +197,8 @@ class InContextNetwork(Module):
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.votes:
             logits = logits + self._votes(row, context).to(logits)
+        if self.numbers:
+            return logits.log_softmax(-1)
         absent = torch.arange(self.classes, device=row.device) >= context.classes[:, None]
         return logits.masked_fill(absent[:, None], -torch.inf).log_softmax(-1)
 
@@ -197,8 +211,7 @@ class InContextNetwork(Module):
 
     def _rows(self, values: Tensor, context: Context) -> Tensor:
         """The targets' cells of asked rows behind all layers, `(B, asked, embed_dim)`."""
-        hidden = torch.full(values.shape[:2], self.classes, device=values.device)
-        x = self._cells(values, hidden, context)
+        x = self._cells(values, context, 0)
         for columns, rows, along in zip(self.between_columns, self.between_rows, context.layers, strict=True):
             x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
             asked = x.transpose(1, 2).flatten(0, 1)
@@ -206,20 +219,56 @@ class InContextNetwork(Module):
         return self.norm(x[:, :, 0])
 
     def _votes(self, row: Tensor, context: Context) -> Tensor:
-        labels = functional.one_hot(context.target, self.classes).to(row)[:, None].expand(-1, self.num_heads, -1, -1)
+        labels = self.shares(context.target, context.target).to(row)[:, None].expand(-1, self.num_heads, -1, -1)
         shares = attend(self._heads(self.query(row)), self._heads(self.key(context.rows)), labels, kernel=Softmax())
         return torch.einsum("bhnc,h->bnc", (shares.float() + DOUBT).log(), self.weight.float())
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def _cells(self, values: Tensor, target: Tensor, context: Context) -> Tensor:
-        """Vectors of the target and of all cells, `(B, rows, 1 + d, embed_dim)`."""
+    def shares(self, target: Tensor, known: Tensor) -> Tensor:
+        """Targets `(B, m)` as shares of the classes, `(B, m, classes)`, by the targets `(B, n)` of a context: one class, or of a number the two steps that it lies between."""
+        if not self.numbers:
+            return functional.one_hot(target, self.classes)
+        step = 2 * WIDE / (self.classes - 1)
+        place = ((_standard(target, known).clamp(-WIDE, WIDE) + WIDE) / step).clamp(0, self.classes - 1)
+        below = place.floor().clamp(max=self.classes - 2)
+        above = place - below
+        both = torch.stack((1 - above, above), dim=-1)
+        at = torch.stack((below, below + 1), dim=-1).long()
+        return torch.zeros(*target.shape, self.classes, dtype=both.dtype, device=both.device).scatter_(-1, at, both)
+
+    def means(self, logs: Tensor, known: Tensor) -> Tensor:
+        """The mean of answers `(B, asked, classes)` in the units of a context's targets `(B, n)`, `(B, asked)`."""
+        steps = torch.linspace(-WIDE, WIDE, self.classes, dtype=logs.dtype, device=logs.device)
+        mean, spread = _moments(known.to(logs))
+        return logs.exp() @ steps * spread + mean
+
+    def _cells(self, values: Tensor, context: Context, count: int) -> Tensor:
+        """Vectors of the target and of all cells, `(B, rows, 1 + d, embed_dim)`; targets of the first `count` rows are known."""
         inputs = self._inputs(values, context)
         x = self.cell(inputs.to(self.norm.weight.dtype))
         if self.column is not None:
             x = x + self.column(context.identity.to(x.dtype))[:, None]
-        return torch.cat((self.label(target)[:, :, None].to(x.dtype), x), dim=2)
+        return torch.cat((self._labels(context.target[:, :count], values.shape[1]).to(x.dtype)[:, :, None], x), dim=2)
+
+    def _labels(self, target: Tensor, rows: int) -> Tensor:
+        """Vectors `(B, rows, embed_dim)` of targets, of which the first are known."""
+        if not self.numbers:
+            return self.label(functional.pad(target, (0, rows - target.shape[1]), value=self.classes))
+        hidden = self.label.weight.expand(len(target), rows - target.shape[1], -1)
+        parts = [_standard(target, target).clamp(-FAR, FAR)] if target.shape[1] else []
+        if not parts:
+            return hidden
+        if self.ranks:
+            parts.append(_ranks(target.contiguous(), target.sort(-1).values, target.shape[1]))
+        known = self.number(self._waves(parts).to(self.norm.weight.dtype))
+        return torch.cat((known, hidden.to(known)), dim=1)
+
+    def _waves(self, parts: list[Tensor]) -> Tensor:
+        """Numbers, with their sines and cosines, along a new last axis."""
+        waves = [wave(speed * part) for part in parts for speed in WAVES for wave in (torch.sin, torch.cos)]
+        return torch.stack(parts + waves * self.waves, dim=-1)
 
     def _inputs(self, values: Tensor, context: Context) -> Tensor:
         """What is known of each cell, `(B, rows, d, inputs)`; statistics are of the context alone."""
@@ -233,13 +282,25 @@ class InContextNetwork(Module):
         number = torch.where(spread > 1e-8, (x - mean) / (spread + 1e-8), 0.0).clamp(-FAR, FAR)
         parts = [number]
         if self.ranks:
-            # The mean of the places before and behind all equal ones; missing cells are sorted to the end.
+            # Missing cells are sorted to the end.
             ordered = torch.where(context.missing, torch.inf, known).mT.sort(-1).values.contiguous()
-            cells = x.mT.contiguous()
-            place = torch.searchsorted(ordered, cells) + torch.searchsorted(ordered, cells, right=True)
-            parts.append((place.mT.to(values) / (2 * count)).clamp(0, 1).sub(0.5).mul(12**0.5))
-        if self.waves:
-            parts += [wave(speed * part) for part in tuple(parts) for speed in WAVES for wave in (torch.sin, torch.cos)]
-        inputs = torch.stack(parts, dim=-1) * (~missing)[..., None]
+            parts.append(_ranks(x.mT.contiguous(), ordered, count.mT).mT)
+        inputs = self._waves(parts) * (~missing)[..., None]
         flags = torch.stack((missing, context.is_category[:, None].expand_as(missing)), dim=-1)
         return torch.cat((inputs, flags.to(inputs)), dim=-1)
+
+
+def _ranks(x: Tensor, ordered: Tensor, count: Tensor | int) -> Tensor:
+    """The share of `count` ordered numbers below x, the middle of all equal ones, of mean 0 and deviation 1 over those numbers."""
+    place = torch.searchsorted(ordered, x) + torch.searchsorted(ordered, x, right=True)
+    return (place.to(x) / (2 * count)).clamp(0, 1).sub(0.5).mul(12**0.5)
+
+
+def _moments(known: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of numbers `(B, n)`, `(B, 1)`."""
+    return known.mean(-1, keepdim=True), known.std(-1, keepdim=True, correction=0)
+
+
+def _standard(x: Tensor, known: Tensor) -> Tensor:
+    mean, spread = _moments(known)
+    return torch.where(spread > 1e-12, (x - mean) / spread.clamp_min(1e-12), 0.0)

@@ -17,8 +17,9 @@ from heedful._progress import Progress, silent
 from heedful.bridges.batches import mixed
 from heedful.bridges.record import Hyperparameters, Training
 from heedful.nn import Block
+from heedful.tables._draws import Draws
 from heedful.tables.in_context import InContextNetwork
-from heedful.tables.prior import Draws, Shape, Synthetic, draw, shape
+from heedful.tables.prior import Shape, Synthetic, draw, shape
 
 MOST = 256
 """Tables of a batch, at most."""
@@ -38,6 +39,7 @@ class SyntheticTables(IterableDataset[Synthetic]):
         targets: kinds of targets to draw from, by default all of `prior.TARGETS`.
         seed: with the number of the epoch, decides everything.
         size: draws the shape of a batch; `prior.shape` by default.
+        numbers: whether targets are numbers instead of classes.
 
     >>> first = next(iter(SyntheticTables(steps=2, cells=2_000)))
     >>> first.values.shape[1:] == (first.target.shape[1], first.is_category.shape[1])
@@ -51,6 +53,7 @@ class SyntheticTables(IterableDataset[Synthetic]):
     seed: int = 0
     device: torch.device | str = "cpu"
     size: Callable[[Draws], Shape] = shape
+    numbers: bool = False
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -71,13 +74,15 @@ class SyntheticTables(IterableDataset[Synthetic]):
                 context = 30 + size.context // 4
                 size, cells = Shape(context, max(48, context // 2), 1 + size.columns % 12), cells // 2
             count = cells // ((size.context + size.asked) * (size.columns + 1))
-            yield draw(max(4, min(MOST, count)), size, draws, targets=self.targets)
+            yield draw(max(4, min(MOST, count)), size, draws, targets=self.targets, numbers=self.numbers)
 
 
 def losses(network: InContextNetwork, tables: Synthetic) -> tuple[Tensor, Tensor]:
-    """-log p of each asked row `(B, asked)`, 0 where its class is none of the context's, and which rows count."""
-    found = network(tables.values, tables.target[:, : tables.context], tables.classes, tables.is_category)
-    asked = tables.target[:, tables.context :]
+    """-log p of each asked row `(B, asked)`, 0 where its class is none of the context's, and which rows count. Of a number the mean over the steps that it lies between."""
+    known, asked = tables.target[:, : tables.context], tables.target[:, tables.context :]
+    found = network(tables.values, known, tables.classes, tables.is_category)
+    if network.numbers:
+        return -(network.shares(asked, known) * found).sum(-1), torch.ones_like(asked, dtype=torch.bool)
     counts = (asked >= 0) & (tables.classes[:, None] > 1)
     each = -found.gather(2, asked.clamp_min(0)[..., None])[..., 0]
     return torch.where(counts, each, 0.0), counts
@@ -110,8 +115,10 @@ def pretrain(
     from heedful.bridges.training import train
 
     device = torch.device(device)
-    stream = SyntheticTables(steps, cells, round(easy * epochs), targets, seed, device, size)
-    others = SyntheticTables(held_out, cells // 6, seed=12345, device=device, size=size, epoch=HELD_OUT)
+    stream = SyntheticTables(steps, cells, round(easy * epochs), targets, seed, device, size, network.numbers)
+    others = SyntheticTables(
+        held_out, cells // 6, seed=12345, device=device, size=size, numbers=network.numbers, epoch=HELD_OUT
+    )
     how = Hyperparameters(
         epochs, 1, lr, "AdamW", 0.01, 1.0, None, seed, "cosine", min(0.5, 150 / (epochs * steps)), precision="auto", average=average
     )  # fmt: skip

@@ -8,9 +8,7 @@ each way of measuring a column one in `MEASURED`.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from heedful._checks import check_choice, check_whole
+from heedful.tables._draws import Draws, gumbel, ranks_of, standardised
 
 CLASSES = 10
 """Classes of a table, at most."""
@@ -50,7 +49,7 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
 
 class Synthetic(NamedTuple):
     """Tables of one shape: `values (B, n, d)`, NaN where a cell is missing; `is_category (B, d)`; `target (B, n)`, classes from 0 on, -1 for one that no row of the
-    context has; `classes (B,)`, how many the context has. The first `context` rows are those whose targets are known."""
+    context has; `classes (B,)`, how many the context has; or numbers, and no classes. The first `context` rows are those whose targets are known."""
 
     values: Tensor
     is_category: Tensor
@@ -67,36 +66,6 @@ class Shape(NamedTuple):
     columns: int
 
 
-@dataclass
-class Draws:
-    """Random numbers: of tables (tensors, on `device`) and of what all tables of a part have in common (Python's)."""
-
-    seed: int
-    device: torch.device | str = "cpu"
-    common: random.Random = field(init=False)
-    generator: torch.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.common = random.Random(self.seed)
-        self.generator = torch.Generator(self.device).manual_seed(self.seed)
-
-    def uniform(self, *size: int) -> Tensor:
-        return torch.rand(*size, device=self.device, generator=self.generator)
-
-    def normal(self, *size: int) -> Tensor:
-        return torch.randn(*size, device=self.device, generator=self.generator)
-
-    def whole(self, high: int, *size: int) -> Tensor:
-        return torch.randint(high, size, device=self.device, generator=self.generator)
-
-    def order(self, *size: int) -> Tensor:
-        """Permutations along the last axis."""
-        return self.uniform(*size).argsort(-1)
-
-    def chance(self, share: float) -> bool:
-        return self.common.random() < share
-
-
 def shape(draws: Draws) -> Shape:
     """A table's size: 30 to 600 known rows, 1 to 50 columns, more small ones than large ones.
 
@@ -110,10 +79,18 @@ def shape(draws: Draws) -> Shape:
     return Shape(context, max(48, int(context * common.uniform(0.2, 0.6))), columns)
 
 
-def draw(count: int, size: Shape, draws: Draws, *, part: int = 32, targets: Sequence[str] | None = None) -> Synthetic:
+def draw(
+    count: int,
+    size: Shape,
+    draws: Draws,
+    *,
+    part: int = 32,
+    targets: Sequence[str] | None = None,
+    numbers: bool = False,
+) -> Synthetic:
     """`count` tables of one size. Up to `part` of them share the kind of graph, of roots and of target, not its numbers.
 
-    `targets` names the kinds to draw from, of `TARGETS`; by default all.
+    `targets` names the kinds to draw from, of `TARGETS`; by default all. With `numbers` a target is a number instead of a class.
 
     >>> tables = draw(4, Shape(20, 10, 3), Draws(0))
     >>> tables.values.shape, tables.target.shape, bool((tables.target[:, :20] >= 0).all())
@@ -124,13 +101,14 @@ def draw(count: int, size: Shape, draws: Draws, *, part: int = 32, targets: Sequ
     for name in names:
         check_choice(TARGETS, targets=name)
     rows = size.context + size.asked
-    parts = [_part(min(part, count - at), rows, size.columns, draws, names) for at in range(0, count, part)]
+    parts = [_part(min(part, count - at), rows, size.columns, draws, names, numbers) for at in range(0, count, part)]
     values, is_category, target = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     order = draws.order(size.columns)
     values, is_category = values[..., order], is_category[:, order]
     share = 0.3 * draws.uniform(count, 1, size.columns) * (draws.uniform(count, 1, 1) < 0.12)
     values = torch.where(draws.uniform(*values.shape) < share, torch.nan, values)
-    target, classes = renamed(target, size.context, draws)
+    classes = torch.zeros(count, dtype=torch.long, device=target.device)
+    target, classes = (target, classes) if numbers else renamed(target, size.context, draws)
     return Synthetic(values, is_category, target, classes, size.context)
 
 
@@ -141,14 +119,19 @@ def renamed(target: Tensor, context: int, draws: Draws) -> tuple[Tensor, Tensor]
     return torch.where(there, places, -1).gather(1, target), there.sum(1)
 
 
-def _part(count: int, rows: int, columns: int, draws: Draws, names: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+def _part(
+    count: int, rows: int, columns: int, draws: Draws, names: Sequence[str], numbers: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     kinds = 2 if draws.chance(0.45) else draws.common.choice([3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 10])
+    kinds = 0 if numbers else kinds
     graph = nodes(count, rows, columns, draws)
     values, is_category = measured(graph.seen, draws)
     weights = [TARGETS[name][1] for name in names]
     target = draws.common.choices([TARGETS[name][0] for name in names], weights)[0]
     source = standardised(values) if draws.chance(0.6) else graph.seen
     labels = target(source, graph, kinds, draws)
+    if numbers:
+        return values, is_category, labels
     share = 0.4 * draws.uniform(count, 1) ** 2 * (draws.uniform(count, 1) < 0.4)
     wrong = draws.uniform(count, rows) < share
     return values, is_category, torch.where(wrong, draws.whole(kinds, count, rows), labels)
@@ -288,7 +271,7 @@ def measured(x: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     return torch.nan_to_num(x, 0.0, FAR, -FAR).clamp(-FAR, FAR), is_category[:, 0]
 
 
-# Kinds of targets: each takes columns `(B, n, d)`, the graph they are from, the number of classes, and gives classes `(B, n)`.
+# Kinds of targets: each takes columns `(B, n, d)`, the graph they are from, the number of classes, and gives classes `(B, n)`; numbers where there are no classes.
 
 
 def by_group(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
@@ -296,6 +279,8 @@ def by_group(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
     if graph.groups is None:
         return by_node(x, graph, kinds, draws)
     count = len(x)
+    if not kinds:
+        return numbers_of(draws.normal(count, 24).gather(1, graph.groups)[..., None], draws)
     classes = torch.arange(24, device=x.device).expand(count, 24) % kinds
     classes = classes if draws.chance(0.5) else draws.whole(kinds, count, 24)
     return classes.gather(1, graph.groups)
@@ -344,10 +329,13 @@ def by_trees(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
 def by_prototype(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
     """By the nearest of some rows, in columns of unequal weight."""
     count, rows, columns = x.shape
-    each = draws.common.choice([1, 2, 4])
+    each, several = draws.common.choice([1, 2, 4]), kinds or 6
     x = x * torch.exp(1.5 * draws.normal(count, 1, columns))
-    chosen = draws.whole(rows, count, each * kinds)[..., None].expand(-1, -1, columns)
+    chosen = draws.whole(rows, count, each * several)[..., None].expand(-1, -1, columns)
     near = -torch.cdist(x, x.gather(1, chosen)).square() / columns
+    if not kinds:
+        shares = (near * torch.exp(3 * draws.uniform(count, 1, 1))).softmax(-1)
+        return numbers_of(shares @ draws.normal(count, each * several, 1), draws)
     return classes_of(near.view(count, rows, each, kinds).amax(2), kinds, draws)
 
 
@@ -367,10 +355,12 @@ def by_rules(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
     unused = draws.uniform(count, 1, rules, most) > 0.8
     unused[..., 0] = False
     holds = (holds.view(count, rows, rules, most) | unused).all(3)
+    first = functional.pad(holds, (0, 1), value=True).to(torch.int8).argmax(2)
+    if not kinds:
+        return numbers_of(draws.normal(count, rules + 1).gather(1, first)[..., None], draws)
     classes = functional.pad(draws.whole(kinds, count, rules), (0, 1))
     # A rule of another class than the one that is left, so that there are two.
     classes[:, 0] = 1
-    first = functional.pad(holds, (0, 1), value=True).to(torch.int8).argmax(2)
     return classes.gather(1, first)
 
 
@@ -400,6 +390,8 @@ def by_counts(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
     column = draws.whole(columns, count, many)
     value = _cells(x, draws.whole(rows, count, many), column)
     held = (x.gather(2, column[:, None].expand(-1, rows, -1)) > value[:, None]).sum(2)
+    if not kinds:
+        return numbers_of(held[..., None].to(x), draws)
     if many <= 4 and draws.chance(0.5):
         return held % 2
     return (held * kinds // (many + 1)).clamp(max=kinds - 1)
@@ -422,10 +414,12 @@ TARGETS: dict[str, tuple[Target, float]] = {
 
 
 def classes_of(scores: Tensor, kinds: int, draws: Draws) -> Tensor:
-    """Classes `(B, n)` by scores: by intervals of one of them, or by the largest of `kinds`; with noise in some tables."""
+    """Classes `(B, n)` by scores: by intervals of one of them, or by the largest of `kinds`; with noise in some tables. Without classes, numbers."""
+    if not kinds:
+        return numbers_of(scores, draws)
     count, rows = scores.shape[:2]
     scores = standardised(torch.nan_to_num(scores))
-    noise = 0.6 * torch.exp(3.3 * draws.uniform(count, 1, 1) - 3) * (draws.uniform(count, 1, 1) < 0.6)
+    noise = _noise(count, draws)
     if scores.shape[2] == 1:
         ranks = ranks_of(scores + noise * draws.normal(count, rows, 1))[..., 0]
         least = 0.3 if draws.chance(0.7) else 0.02
@@ -437,28 +431,25 @@ def classes_of(scores: Tensor, kinds: int, draws: Draws) -> Tensor:
     return (scores + noise * gumbel(draws, count, rows, kinds)).argmax(-1)
 
 
-def standardised(x: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 of each column over the rows; a constant is 0."""
-    return (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-5)
+def numbers_of(scores: Tensor, draws: Draws) -> Tensor:
+    """Numbers `(B, n)` by one score: with noise, skewed or cut or in whole steps in some tables; mean 0 and deviation 1."""
+    count, rows = scores.shape[:2]
+    x = standardised(torch.nan_to_num(scores))
+    x = standardised(x + _noise(count, draws) * draws.normal(count, rows, 1))
+    kind = draws.uniform(count, 1, 1)
+    for way, low, high in ((skewed, 0.0, 0.25), (powered, 0.25, 0.35), (floored, 0.35, 0.4), (counted, 0.4, 0.45)):
+        x = torch.where((kind >= low) & (kind < high), way(x, x, draws), x)
+    return standardised(x.clamp(-FAR, FAR))[..., 0]
 
 
-def ranks_of(x: Tensor) -> Tensor:
-    """Ranks among the rows, in [0, 1).
-
-    >>> ranks_of(torch.tensor([[[3.0], [1.0], [2.0], [9.0]]])).flatten().tolist()
-    [0.5, 0.0, 0.25, 0.75]
-    """
-    return x.argsort(1).argsort(1).to(x.dtype) / x.shape[1]
-
-
-def gumbel(draws: Draws, *size: int) -> Tensor:
-    """Noise whose largest entry beside scores is drawn by their softmax."""
-    return -torch.log(-torch.log(draws.uniform(*size).clamp(1e-6, 1 - 1e-6)))
+def _noise(count: int, draws: Draws) -> Tensor:
+    """How far scores are off, `(B, 1, 1)`: not at all in some tables."""
+    return 0.6 * torch.exp(3.3 * draws.uniform(count, 1, 1) - 3) * (draws.uniform(count, 1, 1) < 0.6)
 
 
 def _scores(kinds: int, draws: Draws, share: float = 0.6) -> int:
     """One score for each class, or one for all."""
-    return kinds if draws.chance(share) else 1
+    return kinds if kinds and draws.chance(share) else 1
 
 
 def _cells(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
