@@ -88,5 +88,5 @@ def judged(
         with torch.no_grad():
             context = said.remember(network, there[learn], torch.from_numpy(data.y[learn]).to(device))
             logs = said.answer(network, there[test], context)
-        found[data.name] = _judged(data.y[test], logs.double().exp().cpu().numpy())
+        found[data.name] = _judged(data.y[test], logs.double().exp().mean(0).cpu().numpy())
     return found

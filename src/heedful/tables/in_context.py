@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -176,17 +177,23 @@ class InContextNetwork(Module):
 
     def _layers(self, x: Tensor, count: int, kept: list[Tensor] | None = None) -> Tensor:
         """The targets' cells `(B, rows, embed_dim)` behind all layers, in which rows look at the first `count` ones; `kept` takes what rows looked at."""
-        for columns, rows in zip(self.between_columns, self.between_rows, strict=True):
-            x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-            along = x.transpose(1, 2).flatten(0, 1)
+        for columns, rows in self._pairs():
+            along, sizes = self._along(columns, x)
             if kept is not None:
                 kept.append(along)
-            x = (
-                rows(along, seen=None if count == along.shape[1] else count)
-                .unflatten(0, (x.shape[0], x.shape[2]))
-                .transpose(1, 2)
-            )
+            x = rows(along, seen=None if count == along.shape[1] else count).unflatten(0, sizes).transpose(1, 2)
+            del along
         return self.norm(x[:, :, 0])
+
+    def _pairs(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        return zip(self.between_columns, self.between_rows, strict=True)
+
+    def _along(self, columns: nn.Module, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Cells behind a block between columns, each column along its rows, `(B * columns, rows, embed_dim)`; behind the last one only the target's is asked for."""
+        cells = x.flatten(0, 1)
+        is_last = columns is self.between_columns[-1]
+        cells = columns(cells[:, :1], key=cells) if is_last else columns(cells)
+        return cells.unflatten(0, x.shape[:2]).transpose(1, 2).flatten(0, 1), (len(x), cells.shape[1])
 
     def answer(self, values: Tensor, context: Context) -> Tensor:
         """Log-probabilities `(B, asked, classes)` of rows `(B, asked, d)` by a context."""
@@ -212,10 +219,9 @@ class InContextNetwork(Module):
     def _rows(self, values: Tensor, context: Context) -> Tensor:
         """The targets' cells of asked rows behind all layers, `(B, asked, embed_dim)`."""
         x = self._cells(values, context, 0)
-        for columns, rows, along in zip(self.between_columns, self.between_rows, context.layers, strict=True):
-            x = columns(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-            asked = x.transpose(1, 2).flatten(0, 1)
-            x = rows(asked, key=along).unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+        for (columns, rows), key in zip(self._pairs(), context.layers, strict=True):
+            along, sizes = self._along(columns, x)
+            x = rows(along, key=key).unflatten(0, sizes).transpose(1, 2)
         return self.norm(x[:, :, 0])
 
     def _votes(self, row: Tensor, context: Context) -> Tensor:
