@@ -52,7 +52,9 @@ def lxmert():
 
 def blip():
     text = {**TEXT, **MARKS, "encoder_hidden_size": 24, "sep_token_id": 2}
-    model = hf.BlipForImageTextRetrieval(hf.BlipConfig(text_config=text, vision_config=VISION))
+    # Its own default would leave the picture all zeros.
+    vision = {**VISION, "initializer_range": 0.5}
+    model = hf.BlipForImageTextRetrieval(hf.BlipConfig(text_config=text, vision_config=vision))
     return model, {**words(), "pixel_values": picture()}
 
 

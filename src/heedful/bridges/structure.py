@@ -330,3 +330,42 @@ def _call(name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, 
     if not isinstance(x, Tensor) or x.dim() != 3 or len(x) != 1 or x.shape[1] < 2:
         return None
     return Call(name, module, x[0].detach().double().cpu(), known)
+
+
+def block_of(name: str) -> str:
+    """The layer that a module lies in: its name up to the last number.
+
+    >>> block_of("model.decoder.layers.3.encoder_attn")
+    'model.decoder.layers.3'
+    """
+    parts = name.split(".")
+    return next((".".join(parts[:at]) for at in range(len(parts), 0, -1) if parts[at - 1].isdigit()), "")
+
+
+def output_map(model: nn.Module, name: str) -> nn.Module:
+    """The linear map behind the heads of the attention module of this name, inside of it or beside it.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> config = BertConfig(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
+    >>> output_map(BertModel(config), "encoder.layer.1.attention.self")
+    Linear(in_features=12, out_features=12, bias=True)
+    """
+    modules = dict(model.named_modules())
+    around = name.rpartition(".")[0]
+    places = [*(".".join(filter(None, (name, own))) for own in (*OUTWARD, "proj")), f"{around}.output.dense"]
+    found = next((modules[place] for place in places if isinstance(_weight(modules.get(place)), Tensor)), None)
+    if found is None:
+        raise Unsupported(
+            f"{name or type(model).__name__} has no map of outputs that is known: one of {', '.join(OUTWARD)}, or output.dense beside it"
+        )
+    return found
+
+
+def _weight(module: nn.Module | None) -> Any:
+    return getattr(module, "weight", None)
+
+
+def output_matrix(module: nn.Module) -> Tensor:
+    """The matrix of a map of outputs, `[d, heads x size]`; that of transformers' `Conv1D` is stored transposed."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return weight.mT if type(module).__name__ == "Conv1D" else weight

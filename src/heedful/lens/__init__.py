@@ -16,13 +16,15 @@ _HOMES = {
     "Role": "roles",
     **dict.fromkeys(("Finding", "Section"), "heedful.report"),
     "Subject": "sections",
+    **dict.fromkeys(("Flow", "flow"), "flows"),
     **dict.fromkeys(("MatrixSpectrum", "Spectrum", "spectrum"), "spectra"),
-    **dict.fromkeys(("causes", "corpus", "depth", "symmetry", "transport"), ""),
+    **dict.fromkeys(("causes", "corpus", "depth", "flows", "symmetry", "transport"), ""),
 }
 
 __all__ = [
     "AttentionSummary",
     "Finding",
+    "Flow",
     "HeadSummary",
     "LayerRecord",
     "LookResult",
@@ -38,6 +40,8 @@ __all__ = [
     "causes",
     "corpus",
     "depth",
+    "flow",
+    "flows",
     "look",
     "observe",
     "spectrum",
@@ -50,9 +54,10 @@ __all__ = [
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 if TYPE_CHECKING:
-    from heedful.lens import causes, corpus, depth, symmetry, transport
+    from heedful.lens import causes, corpus, depth, flows, symmetry, transport
     from heedful.lens._record import LayerRecord
     from heedful.lens.attention import AttentionSummary, HeadSummary, TokenPair, summarize
+    from heedful.lens.flows import Flow, flow
     from heedful.lens.looking import LookResult, ModelFacts, look
     from heedful.lens.observation import Observation, observe
     from heedful.lens.pronouns import Reference

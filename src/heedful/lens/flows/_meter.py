@@ -1,0 +1,320 @@
+"""Turns the calls of attention of one run into sums between kinds of tokens, each as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from heedful._errors import InvalidArgument, Unsupported
+from heedful.bridges.modalities import Modalities
+from heedful.bridges.structure import block_of, output_map, output_matrix
+from heedful.bridges.watch import Watched
+from heedful.lens.flows._masses import masses, pulled, uniform, visible
+from heedful.lens.flows.result import Crossing, LayerFlow
+
+# What a row of attention sums to where there is nothing to attend to.
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, as `flow` describes it."""
+
+    mode: str = "fraction"
+    special: str = "keep"
+    rho: float = 0.0
+    start: str = "uniform"
+
+
+class Sorted(NamedTuple):
+    """The tokens of a call: kinds of queries and keys (-1: left out), and which of them are no padding."""
+
+    queries: Tensor  # [B, Q]
+    keys: Tensor  # [B, K]
+    real_queries: Tensor
+    real_keys: Tensor
+
+
+class Even(NamedTuple):
+    """Even attention, and the mask it is for."""
+
+    mask: Tensor | None
+    causal: bool
+    ids: Tensor
+    sums: Tensor
+
+
+class Update(NamedTuple):
+    """What a layer added to each token of a kind, by its norm."""
+
+    block: str
+    queries: int
+    keys: int
+    norms: Tensor  # [B, Q]
+
+
+class Meter:
+    """Measures every call of one run; `copy` and `tell` are what `watch` asks for."""
+
+    def __init__(
+        self,
+        kinds: Modalities,
+        settings: Settings,
+        model: nn.Module | None = None,
+        special: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> None:
+        self.kinds, self.settings, self.model = kinds, settings, model
+        self.special, self.valid = special, valid
+        self.layers: list[LayerFlow] = []
+        self.counts: Tensor | None = None
+        self.other: set[str] = set()
+        self._waiting: list[Watched] = []
+        self._updates: list[Update] = []
+        self._real: dict[int, Tensor] = {}
+        self._uniform: Even | None = None
+
+    def copy(self, call: Watched) -> object:
+        """What becomes of a call at once: its sums, or the call itself where kinds or the layers above must be known first."""
+        if not self.kinds.is_mixed(call.name):
+            return ()
+        later = self.settings.mode == "flow" or self.kinds.ids is None
+        if later:
+            return call
+        tokens = self.tokens(call)
+        return () if tokens is None else self.measured(call, tokens)
+
+    def tell(self, call: Watched) -> None:
+        if not self.kinds.is_joint:
+            self._update(call)
+        elif isinstance(call.kept, LayerFlow) and not call.cross:
+            self._append(call.kept)
+        elif isinstance(call.kept, Watched) and not call.cross:
+            self._waiting.append(call.kept)
+        else:
+            self.other.add(call.name)
+
+    def finish(self, kinds: Modalities | None = None) -> None:
+        """Measures the calls that waited, once the kinds are known."""
+        self.kinds = kinds or self.kinds
+        waiting = [(call, tokens) for call in self._waiting if (tokens := self.tokens(call)) is not None]
+        self.other |= {call.name for call in self._waiting} - {call.name for call, _ in waiting}
+        if self.settings.mode == "flow":
+            self.layers = self._traced(waiting)
+        else:
+            for call, tokens in waiting:
+                self._append(self.measured(call, tokens))
+
+    def tokens(self, call: Watched) -> Sorted | None:
+        """The kinds of a call's tokens; None where it is not of the sequence that holds all of them."""
+        batch, _, queries = call.output.shape[:3]
+        keys = _keys(call)
+        ids = self.kinds.of_sequence(keys)
+        if ids is None or queries > keys:
+            return None
+        if ids.shape[0] not in (1, batch):
+            raise InvalidArgument(
+                f"modality is for {ids.shape[0]} sequences, but the model attends in {batch}; give integers ({batch}, tokens) or (tokens,)"
+            )
+        device = call.output.device
+        ids = ids.to(device).expand(batch, -1)
+        real = self._real_keys(call, keys).to(device).expand(batch, -1)
+        if self.special is not None and self.settings.special == "exclude":
+            marks = nn.functional.pad(self.special, (0, max(0, keys - self.special.shape[1])))[:, :keys].to(device)
+            ids = ids.masked_fill(marks.expand_as(ids), -1)
+        if self.counts is None:
+            self.counts = torch.stack([((ids == at) & real).sum(1) for at in range(len(self.kinds.names))], 1).cpu()
+        # With a cache, queries are the last of the sequence.
+        return Sorted(ids[:, keys - queries :], ids, real[:, keys - queries :], real)
+
+    def _real_keys(self, call: Watched, keys: int) -> Tensor:
+        for known in (self.valid, self.kinds.valid):
+            if known is not None and known.shape[1] == keys:
+                return known
+        shown = visible(call)
+        return torch.ones(1, keys, dtype=torch.bool) if shown is None else shown
+
+    def measured(self, call: Watched, tokens: Sorted) -> LayerFlow:
+        """The sums of a call between kinds, and those of even attention."""
+        rows = self._kinds_of(tokens.queries, tokens.real_queries).mT[:, None]  # [B, 1, M, Q]
+        columns = self._columns(call, tokens)
+        sums = masses(call, columns).to(rows.dtype)
+        if bool((sums < -1e-3).any()):
+            raise Unsupported(
+                f"{call.name} attends with {call.kernel!r}, whose coefficients may be negative: they are no shares of anything"
+            )
+        even = self._even(call, tokens, columns)
+        sums, even = (self._shares(part) for part in (sums, even))
+        outside = _outside(rows, sums) if self.settings.mode == "fraction" else sums.new_zeros(sums.shape[:2])
+        count = len(self.kinds.names)
+        return LayerFlow(
+            len(self.layers),
+            call.name,
+            (rows @ sums[..., :count]).double().cpu(),
+            (rows @ even[..., :count]).double().cpu(),
+            outside.double().cpu(),
+        )
+
+    def _kinds_of(self, ids: Tensor, real: Tensor) -> Tensor:
+        """`[B, n, M]`: one where a token is of a kind; nothing for padding and what is left out."""
+        kinds = torch.arange(len(self.kinds.names), device=ids.device)
+        return ((ids[..., None] == kinds) & real[..., None]).to(_wide(ids))
+
+    def _columns(self, call: Watched, tokens: Sorted) -> Tensor:
+        """`[B, 1 or H, K, M + 1]`: the kinds of keys, and in the last column those left out that are no padding."""
+        kinds = self._kinds_of(tokens.keys, tokens.real_keys)
+        outside = ((tokens.keys < 0) & tokens.real_keys).to(kinds.dtype)[..., None]
+        columns = torch.cat((kinds, outside), -1)[:, None]
+        return columns if self.settings.mode != "norm" else columns * self._norms(call, tokens.real_keys)
+
+    def _norms(self, call: Watched, real: Tensor) -> Tensor:
+        r"""`[B, H, K, 1]`: $|v_j W_O^h|$, over the largest of all."""
+        if call.value is None or self.model is None:
+            raise Unsupported("mode='norm' needs values and the map of outputs; give the model and its inputs")
+        heads, size = call.output.shape[1], call.value.shape[-1]
+        matrix = output_matrix(output_map(self.model, call.name)).detach().float()
+        if matrix.shape[1] != heads * size:
+            raise Unsupported(
+                f"the map of outputs of {call.name} is {tuple(matrix.shape)}; expected {heads} heads of {size}"
+            )
+        by_head = matrix.mT.unflatten(0, (heads, size))  # [H, E, d]
+        values = torch.where(real[:, None, :, None], call.value.float(), 0.0)
+        values = values.repeat_interleave(heads // values.shape[1], 1)
+        squares = ((values @ (by_head @ by_head.mT)) * values).sum(-1, keepdim=True)
+        norms = squares.clamp_min(0).sqrt()
+        return norms / norms.amax().clamp_min(1e-30)
+
+    def _even(self, call: Watched, tokens: Sorted, columns: Tensor) -> Tensor:
+        """Even attention, which layers that share a mask have in common."""
+        alike = self.settings.mode != "norm" and call.weights is None
+        same = self._uniform
+        if (
+            alike
+            and same is not None
+            and same.mask is call.mask
+            and same.causal == call.causal
+            and len(same.ids) == len(tokens.keys)
+        ):
+            return same.sums
+        there = tokens.real_keys.to(columns.dtype)[:, None, :, None].expand(-1, columns.shape[1], -1, -1)
+        even = uniform(call, torch.cat((columns, there), -1))
+        self._uniform = Even(call.mask, call.causal, tokens.keys, even) if alike else None
+        return even
+
+    def _shares(self, sums: Tensor) -> Tensor:
+        """Rows over what they give to all that is no padding; norms are compared as they are."""
+        return sums if self.settings.mode == "norm" else _over(sums, sums.sum(-1, keepdim=True))
+
+    def _traced(self, waiting: Sequence[tuple[Watched, Sorted]]) -> list[LayerFlow]:
+        """From the last layer down: where that which is read off at the end came from."""
+        layers: list[LayerFlow] = []
+        here: Tensor | None = None
+        for at in reversed(range(len(waiting))):
+            call, tokens = waiting[at]
+            if call.output.shape[2] != _keys(call):
+                raise Unsupported(
+                    "mode='flow' follows whole sequences through all layers; run the model without a cache"
+                )
+            here = self._first(tokens) if here is None else here
+            columns = self._columns(call, tokens)
+            sums = masses(call, columns).to(columns.dtype)
+            even = self._shares(self._even(call, tokens, columns)).mean(1)
+            step, even = (self._between(tokens, here, part) for part in (self._shares(sums).mean(1), even))
+            layers.append(LayerFlow(at, call.name, step, even, step.new_zeros(step.shape[:2])))
+            here = self._below(call, tokens, here, sums.sum(-1))
+        return layers[::-1]
+
+    def _first(self, tokens: Sorted) -> Tensor:
+        """`[B, n]`: what is read off at the end, all of it or one token."""
+        real = tokens.real_queries
+        if self.settings.start == "uniform":
+            return real.to(_wide(real)) / real.sum(1, keepdim=True).clamp_min(1)
+        places = torch.arange(real.shape[1], device=real.device).expand_as(real)
+        last = self.settings.start == "last"
+        end = (places * real).amax(1) if last else places.masked_fill(~real, real.shape[1]).amin(1)
+        return (places == end[:, None]).to(_wide(real))
+
+    def _between(self, tokens: Sorted, here: Tensor, shares: Tensor) -> Tensor:
+        """`[B, 1, M, M]`: what goes from kind to kind in a layer, with the part that stays with each token."""
+        count, rho = len(self.kinds.names), self.settings.rho
+        kinds = self._kinds_of(tokens.queries, tokens.real_queries)
+        moved = (1 - rho) * shares[..., :count] + rho * kinds
+        return (kinds.mT @ (here[..., None] * moved))[:, None].double().cpu()
+
+    def _below(self, call: Watched, tokens: Sorted, here: Tensor, total: Tensor) -> Tensor:
+        """`[B, n]`: where it was below a layer; `total` is what each query of each head gives to tokens that are no padding."""
+        rows = _over(here[:, None].expand_as(total), total) / total.shape[1]
+        # A query that attends to nothing keeps what it has.
+        kept = here * (total <= LEAST).to(here.dtype).mean(1)
+        moved = pulled(call, rows) * tokens.real_keys + kept
+        return (1 - self.settings.rho) * moved + self.settings.rho * here
+
+    def _append(self, layer: LayerFlow) -> None:
+        self.layers.append(replace(layer, layer=len(self.layers)))
+
+    def _update(self, call: Watched) -> None:
+        """Notes how much a call adds to its tokens, of a model with a sequence for each kind."""
+        sides = self.kinds.of_call(call.name, call.cross)
+        if sides is None:
+            return
+        shown = visible(call)
+        for kind, length in ((sides[0], call.output.shape[2]), (sides[1], _keys(call))):
+            self._real.setdefault(kind, torch.ones(call.output.shape[0], length, dtype=torch.bool))
+        if shown is not None:
+            self._real[sides[1]] = shown.expand(call.output.shape[0], -1).cpu()
+        assert self.model is not None
+        behind = output_map(self.model, call.name)
+        bias = getattr(behind, "bias", None)
+        context = call.output.transpose(1, 2).flatten(2)
+        added = nn.functional.linear(context, output_matrix(behind).to(context.dtype), bias)
+        self._updates.append(Update(block_of(call.name), *sides, added.float().norm(dim=-1).double().cpu()))
+
+    def crossings(self) -> tuple[Crossing, ...]:
+        """Each update of cross-attention beside that of self-attention in the same block, or else in the last one before."""
+        found, names = [], self.kinds.names
+        for at, one in enumerate(self._updates):
+            if one.queries == one.keys:
+                continue
+            own = [other for other in self._updates if other.queries == other.keys == one.queries]
+            beside = [other for other in own if other.block == one.block] or [
+                other for other in self._updates[:at] if other.queries == other.keys == one.queries
+            ]
+            if not beside or beside[-1].norms.shape != one.norms.shape:
+                continue
+            parts = one.norms / (one.norms + beside[-1].norms).clamp_min(1e-30)
+            real = self._real[one.queries]
+            share = (parts * real).sum(1) / real.sum(1).clamp_min(1)
+            found.append(Crossing(one.block, names[one.queries], names[one.keys], share))
+        if found:
+            self.counts = torch.stack([self._real[at].sum(1) for at in range(len(names))], 1)
+        return tuple(found)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """What sums are kept in: double where that is cheap."""
+    return torch.float64 if x.device.type == "cpu" else torch.float32
+
+
+def _keys(call: Watched) -> int:
+    return (
+        call.weights.shape[-1]
+        if call.weights is not None
+        else call.output.shape[2]
+        if call.key is None
+        else call.key.shape[2]
+    )
+
+
+def _over(part: Tensor, total: Tensor) -> Tensor:
+    """A quotient; nothing where there is nothing to divide."""
+    return torch.where(total > LEAST, part / total.clamp_min(LEAST), 0.0).to(total.dtype)
+
+
+def _outside(rows: Tensor, shares: Tensor) -> Tensor:
+    """`[B, H]`: the mean share that counted queries give to tokens that are left out."""
+    counted = rows.sum(2)  # [B, 1, Q]
+    return (shares[..., -1] * counted).sum(-1) / counted.sum(-1).clamp_min(1)
