@@ -213,3 +213,18 @@ def spread(values: Sequence[float]) -> str:
 
 
 ALL_FOILS = FOILS
+
+
+def pretrained(setting: Setting) -> Path:
+    """The model of `vision-pretrain`, which is trained where it is not there."""
+    from experiments.recipe import recipe
+
+    folder = base(setting)
+    if not (folder / "model.safetensors").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        setting.say(f"training the model of vision-pretrain for {folder}")
+        with_own = Setting(setting.quick, setting.device, folder.parent, setting.say, setting.seconds)
+        store = with_own.store()
+        store.file("model").unlink(missing_ok=True)
+        recipe("vision-pretrain").run(with_own)
+    return folder
