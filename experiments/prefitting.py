@@ -1,49 +1,72 @@
-"""Networks that answer tables without training, trained here on synthetic ones; what `tables-prior` and `tables-prior-numbers` have in common.
+"""Networks that answer tables without training, trained here on synthetic ones; what `tables-prior`, `tables-numbers` and `tables-large` have in common.
 
 A training goes on where a killed one stopped: its checkpoint lies in the work folder until it ends, then its weights, in 16 bits.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from heedful.tables.in_context import InContextNetwork
+import heedful
+from experiments.recipe import Setting, hardware
+from experiments.tabular import Data, clock, judged, one_thread, spread
+from heedful._files import write
+from heedful.tables import InContextClassifier, InContextNetwork, InContextRegressor
 from heedful.tables.pretraining import pretrain
+from heedful.tables.prior import Shape
 
 SEEDS = (0, 1, 2)
 SHIPPED = 0
 """The seed whose weights lie in the package: the first, whatever the others reached."""
 
+STEPS = 100
+"""Steps of a number."""
+
 TRAINED: dict[str, Any] = {"epochs": 25, "steps": 240, "cells": 400_000, "lr": 1.5e-3}
+# Numbers begin with what the network of classes has learned.
+NUMBERS: dict[str, Any] = TRAINED | {"epochs": 12, "easy": 0.0, "lr": 1e-3}
+QUICK: dict[str, Any] = {"epochs": 1, "steps": 2, "cells": 2_000, "held_out": 1, "size": lambda draws: Shape(40, 20, 3)}
+PACKAGE = Path(heedful.__file__).parent / "tables" / "weights"
 
 
-def trained(
-    work: Path, seed: int, device: str, *, numbers: int = 0, start: Path | None = None, **how: Any
-) -> dict[str, Any]:
-    """Trains a network, of classes or of so many steps of a number, and leaves its weights in the folder `weights` of its work folder; `start` are those of another to begin with."""
-    name = f"{'numbers' if numbers else 'classes'}-{seed}"
+def weights(work: Path, kind: str, seed: int) -> Path:
+    """The folder of trained weights; of the shipped seed that of the package, where none was trained here."""
+    own = work / "weights" / f"{kind}-{seed}"
+    return own if own.is_dir() or seed != SHIPPED else PACKAGE / kind
+
+
+def trained(work: Path, kind: str, seed: int, device: str = "", how: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Trains a network of "classes" or of "numbers", which begins with that of classes, and leaves its weights in the work folder."""
+    if isinstance(kind, int):  # SHIM
+        kind, seed, device = "classes", kind, seed  # SHIM
     torch.manual_seed(seed)
-    network = InContextNetwork(numbers, numbers=True) if numbers else InContextNetwork()
-    if start is not None:
-        known = InContextNetwork.from_pretrained(start).state_dict()
-        own = network.state_dict()
-        network.load_state_dict(
-            {k: known[k].float() if k in known and known[k].shape == v.shape else v for k, v in own.items()}
-        )
+    network = InContextNetwork(STEPS, numbers=True) if kind == "numbers" else InContextNetwork()
+    if kind == "numbers":
+        known, own = InContextNetwork.from_pretrained(weights(work, "classes", seed)).state_dict(), network.state_dict()
+        fits = {
+            name: known[name].float() for name, part in own.items() if name in known and known[name].shape == part.shape
+        }
+        network.load_state_dict(own | fits)
     began, marks = time.perf_counter(), []
 
     def progress(done: int, total: int, text: str) -> None:
         marks.append(time.perf_counter() - began)
-        print(f"{name}: {done} of {total} epochs, {marks[-1]:.0f} s, {text}", flush=True)
+        print(f"{kind}-{seed}: {done} of {total} epochs, {marks[-1]:.0f} s, {text}", flush=True)
 
-    training = pretrain(
-        network, seed=seed, device=device, progress=progress, checkpoint=work / f"{name}.ckpt", **TRAINED | how
-    )
-    network.half().save_pretrained(work / "weights" / name)
+    settings = (NUMBERS if kind == "numbers" else TRAINED) | dict(how or {})
+    work.mkdir(parents=True, exist_ok=True)
+    checkpoint = work / f"{kind}-{seed}.ckpt"
+    training = pretrain(network, seed=seed, device=device, progress=progress, checkpoint=checkpoint, **settings)
+    network.half().save_pretrained(work / "weights" / f"{kind}-{seed}")
     return {
         "seed": seed,
         "held_out": [round(epoch.held_out["loss"], 5) for epoch in training.epochs],
@@ -52,4 +75,44 @@ def trained(
         "seconds": round(marks[-1], 1),
         "epoch_seconds": round((marks[-1] - marks[0]) / max(1, len(marks) - 1), 2),
         "parameters": sum(part.numel() for part in network.parameters()),
+        "hardware": hardware(device),
     }
+
+
+def trainings(setting: Setting, kind: str) -> list[dict[str, Any]]:
+    """What is known of the trainings of all seeds: those that the work folder holds, or with `train` all, and the shipped one as the package says. With `train` the package's weights
+    are replaced."""
+    if setting.quick:
+        return [trained(setting.work / "quick", kind, 0, setting.device, QUICK)] if kind == "classes" else []
+    store = setting.store("trainings")
+    parts = {f"{kind}, seed {seed}": (setting.work, kind, seed, setting.device) for seed in SEEDS}
+    if not setting.train:
+        parts = {name: part for name, part in parts.items() if store.has(name)}
+    done = store.run(trained, parts, len(SEEDS) if setting.device != "cpu" else 1)
+    if setting.train and f"{kind}, seed {SHIPPED}" in done:
+        for file in (setting.work / "weights" / f"{kind}-{SHIPPED}").iterdir():
+            shutil.copyfile(file, PACKAGE / kind / file.name)
+        about = {"recipe": "heedful reproduce tables-prior --train", **done[f"{kind}, seed {SHIPPED}"]}
+        write(PACKAGE / kind / "training.json", json.dumps(about, indent=1) + "\n")
+    return list(done.values())
+
+
+def ours(
+    data: Data, learn: np.ndarray, test: np.ndarray, seed: int, work: Path, device: str, **options: Any
+) -> dict[str, Any]:
+    """The network of a training measured on one table."""
+    data = data.filled(learn)
+    kind = InContextClassifier if data.classes else InContextRegressor
+    made = kind(categorical=list(data.categorical) or "auto", device=device, **options)
+    network = InContextNetwork.from_pretrained(weights(work, "classes" if data.classes else "numbers", seed)).float()
+    with one_thread(), warnings.catch_warnings():
+        # Levels that the rows to learn from have not are to be expected, and so are large tables.
+        warnings.simplefilter("ignore")
+        began = clock(device)
+        made.fit(data.X[learn], data.y[learn])
+        made.network_ = network
+        answers = made.predict_proba(data.X[test]) if data.classes else made.predict(data.X[test])
+        seconds = clock(device) - began
+    if data.classes:
+        answers = spread(answers, made.classes_, data.classes)
+    return {**judged(data.y[test], answers), "seconds": seconds, "device": hardware(device)}

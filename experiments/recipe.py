@@ -35,6 +35,7 @@ class Setting:
         work: an existing folder that survives a stop, for finished parts and prepared data.
         say: prints a line of progress.
         seconds: after so many no further part is begun; the next run goes on.
+        train: whether weights that the package carries are trained anew, and put in their place.
     """
 
     quick: bool
@@ -42,6 +43,7 @@ class Setting:
     work: Path
     say: Callable[[str], None] = field(default=print, repr=False)
     seconds: float = math.inf
+    train: bool = False
 
     @property
     def jobs(self) -> int:
@@ -175,15 +177,18 @@ def reproduce(
     work: str | Path | None = None,
     out: str | Path | None = None,
     seconds: float = math.inf,
+    train: bool = False,
 ) -> tuple[str, Path]:
     """Runs a recipe and writes its JSON; returns the Markdown it makes and the file.
 
     The file is `experiments/results/NAME.json`, which the repository keeps, or `out`. A quick run goes to the work folder
-    unless `out` says otherwise.
+    unless `out` says otherwise. `train` is for recipes of weights that the package carries.
     """
     import torch
 
     module = recipe(name)
+    if train and not getattr(module, "TRAINS", False):
+        raise InvalidArgument(f"{name} makes no weights of the package; leave --train out")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.split(":")[0] not in ("cpu", "cuda"):
         raise InvalidArgument(f"device must be auto, cpu or cuda; got {device!r}")
@@ -195,10 +200,10 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     began = time.perf_counter()
-    result = module.run(Setting(quick, device, folder, say, seconds))
+    result = module.run(Setting(quick, device, folder, say, seconds, train))
     record = {
         "name": name,
-        "command": f"heedful reproduce {name}{' --quick' if quick else ''}",
+        "command": f"heedful reproduce {name}{' --train' if train else ''}{' --quick' if quick else ''}",
         "quick": quick,
         "seconds": round(time.perf_counter() - began, 1),
         "hardware": hardware(device),

@@ -99,7 +99,11 @@ def cc18(folder: Path, name: str) -> Data:
 
 
 def read(folder: Path, name: str) -> Data:
-    """yacht, concrete, boston or protein, the target last; breast cancer or digits, as scikit-learn carries them."""
+    """yacht, concrete, boston or protein, the target last; breast cancer, digits or diabetes, as scikit-learn carries them."""
+    if name == "diabetes":
+        from sklearn import datasets
+
+        return Data(name, *datasets.load_diabetes(return_X_y=True))
     if name in BUNDLED:
         from sklearn import datasets
 
@@ -124,14 +128,15 @@ def drawn(name: str, rows: int, classes: int = 0, seed: int = 0) -> Data:
     return Data(name, x, np.searchsorted(np.quantile(signal, np.arange(1, classes) / classes), signal), (4,), classes)
 
 
-def halves(data: Data, seed: int, rows: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """At most `rows` rows, half to learn from and half to test on, shares of classes kept in both draws."""
+def halves(data: Data, seed: int, rows: int = 1000, test_share: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    """At most `rows` rows, half (or another share) to test on and the others to learn from, shares of classes kept in both draws."""
     from sklearn.model_selection import train_test_split
 
     places = np.arange(len(data))
+    labels = data.y if data.classes else np.zeros(len(data))
     if len(data) > rows:
-        places, _ = train_test_split(places, train_size=rows, random_state=seed, stratify=data.y)
-    learn, test = train_test_split(places, test_size=0.5, random_state=seed, stratify=data.y[places])
+        places, _ = train_test_split(places, train_size=rows, random_state=seed, stratify=labels)
+    learn, test = train_test_split(places, test_size=test_share, random_state=seed, stratify=labels[places])
     return np.sort(learn), np.sort(test)
 
 

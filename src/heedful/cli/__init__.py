@@ -161,6 +161,9 @@ def _reproduce(
     work: Annotated[Path | None, typer.Option(help="Folder for finished parts, to continue after a stop.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON here.")] = None,
     seconds: Annotated[float, typer.Option(help="Begin no further part after so many.", show_default=False)] = math.inf,
+    train: Annotated[
+        bool, typer.Option("--train", help="Train weights that the package carries anew, and put them in their place.")
+    ] = False,
 ) -> None:
     """Recomputes a published table and prints our numbers beside the paper's."""
     from heedful.cli.reproduce import recipes
@@ -168,7 +171,9 @@ def _reproduce(
     if name is None:
         typer.echo(recipes().listing())
         return
-    table, file = recipes().reproduce(name, quick=quick, device=device, work=work, out=out, seconds=seconds)
+    table, file = recipes().reproduce(
+        name, quick=quick, device=device, work=work, out=out, seconds=seconds, train=train
+    )
     typer.echo(f"{table}\n\nwritten to {file}")
 
 

@@ -10,6 +10,9 @@ _HOMES = {
     "DatapointClassifier": "datapoints",
     "DatapointRegressor": "datapoints",
     "Deletion": "results",
+    "InContextClassifier": "untrained",
+    "InContextNetwork": "in_context",
+    "InContextRegressor": "untrained",
     "RowExplanation": "results",
     "Rows": "network",
     "TableData": "files",
@@ -25,6 +28,9 @@ __all__ = [
     "DatapointClassifier",
     "DatapointRegressor",
     "Deletion",
+    "InContextClassifier",
+    "InContextNetwork",
+    "InContextRegressor",
     "RowExplanation",
     "Rows",
     "TableData",
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
     from heedful.tables.datapoints import DatapointClassifier, DatapointRegressor
     from heedful.tables.files import TableData, estimator_for, read
     from heedful.tables.heads import pretrain_head
+    from heedful.tables.in_context import InContextNetwork
     from heedful.tables.network import Rows, TableNetwork
     from heedful.tables.results import Corruption, Deletion, RowExplanation
     from heedful.tables.transport import TransportClassifier
+    from heedful.tables.untrained import InContextClassifier, InContextRegressor

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heedful._errors import InvalidArgument
 from heedful.bridges.predictors import Classifier, Regressor
 from heedful.bridges.samples import Samples
 from heedful.tables._calibration import temperature
 from heedful.tables._columns import without_target
 from heedful.tables._looking import Looking
 from heedful.tables._presets import NUMBERS
+from heedful.tables._targets import as_codes, as_numbers
 
 ARGS = """
     Args:
@@ -257,13 +257,7 @@ class DatapointClassifier(_Datapoints, Classifier):
         return self.classes_[target].tolist()
 
     def _as_target(self, y: np.ndarray) -> np.ndarray:
-        places = {label: code for code, label in enumerate(self.classes_.tolist())}
-        foreign = [label for label in y.tolist() if label not in places]
-        if foreign:
-            raise InvalidArgument(
-                f"the context has a target {foreign[0]!r}, which is no class of this model; its classes are {', '.join(map(str, self.classes_[:8]))}"
-            )
-        return np.array([places[label] for label in y.tolist()])
+        return as_codes(y, self.classes_)
 
     def _scores(self, combined: np.ndarray, y: Any) -> dict[str, float]:
         codes = self._as_target(np.asarray(y))
@@ -355,13 +349,7 @@ class DatapointRegressor(_Datapoints, Regressor):
         return target.tolist()
 
     def _as_target(self, y: np.ndarray) -> np.ndarray:
-        try:
-            numbers = y.astype(np.float64)
-        except (TypeError, ValueError):
-            raise InvalidArgument("targets of the context must be numbers") from None
-        if not np.isfinite(numbers).all():
-            raise InvalidArgument("targets of the context must be finite numbers")
-        return numbers
+        return as_numbers(y)
 
     def _scores(self, combined: np.ndarray, y: Any) -> dict[str, float]:
         errors = combined[:, 0] - self._as_target(np.asarray(y))

@@ -246,9 +246,12 @@ class InContextNetwork(Module):
 
     def means(self, logs: Tensor, known: Tensor) -> Tensor:
         """The mean of answers `(B, asked, classes)` in the units of a context's targets `(B, n)`, `(B, asked)`."""
-        steps = torch.linspace(-WIDE, WIDE, self.classes, dtype=logs.dtype, device=logs.device)
-        mean, spread = _moments(known.to(logs))
-        return logs.exp() @ steps * spread + mean
+        return (logs.exp() * self.steps(known.to(logs))[:, None]).sum(-1)
+
+    def steps(self, known: Tensor) -> Tensor:
+        """Where the steps of a number lie, `(B, classes)`, by the targets `(B, n)` of a context."""
+        mean, spread = _moments(known)
+        return torch.linspace(-WIDE, WIDE, self.classes, dtype=known.dtype, device=known.device) * spread + mean
 
     def _cells(self, values: Tensor, context: Context, count: int) -> Tensor:
         """Vectors of the target and of all cells, `(B, rows, 1 + d, embed_dim)`; targets of the first `count` rows are known."""
