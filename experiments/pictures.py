@@ -22,7 +22,7 @@ from heedful.multimodal import (
     Vocabulary,
     foil_accuracy,
 )
-from heedful.multimodal.worlds import COLOURS, FOILS, SHAPES, SIZES
+from heedful.multimodal.worlds import COLOURS, SHAPES, SIZES
 
 SPATIAL = ("relation", "swap", "location")
 ATTRIBUTES = ("colour", "shape", "size")
@@ -34,7 +34,7 @@ BESIDE = 3
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
     "num_attention_heads": 2,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "vision_layers": 1,
     "patch_size": 16,
 }
@@ -210,9 +210,6 @@ def percent(value: float | None, figures: int = 1) -> str:
 def spread(values: Sequence[float]) -> str:
     """Mean and range, in percent."""
     return f"{percent(sum(values) / len(values))} ({percent(min(values))} to {percent(max(values))})" if values else ""
-
-
-ALL_FOILS = FOILS
 
 
 def pretrained(setting: Setting) -> Path:

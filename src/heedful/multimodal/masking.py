@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -117,15 +118,18 @@ def mask_words(
     best = draw().masked_fill(~usable, -1).argmax(1, keepdim=True)
     alone = torch.zeros_like(chosen).scatter(1, best, True) & usable & ~chosen.any(1, keepdim=True)
     chosen = chosen | alone
-    words = [number for number in range(vocab_size) if number not in apart]
-    if not words:
-        raise InvalidArgument(f"all {vocab_size} tokens are special: there are no words to hide")
-    low = words[0]
-    if words == list(range(low, vocab_size)):
-        others = low + (draw() * (vocab_size - low)).long()
-    else:
-        others = torch.tensor(words, device=input_ids.device)[(draw() * len(words)).long()]
+    words = _words(vocab_size, tuple(apart), input_ids.device)
+    others = words[(draw() * len(words)).long()]
     how = draw()
     changed = torch.where(chosen & (how < HIDDEN), mask_id, input_ids)
     changed = torch.where(chosen & (how >= HIDDEN) & (how < HIDDEN + REPLACED), others, changed)
     return changed, torch.where(chosen, input_ids, -100)
+
+
+@cache
+def _words(vocab_size: int, special: tuple[int, ...], device: torch.device) -> Tensor:
+    """The tokens that are not special, on a device, copied there once."""
+    words = sorted(set(range(vocab_size)) - set(special))
+    if not words:
+        raise InvalidArgument(f"all {vocab_size} tokens are special: there are no words to hide")
+    return torch.tensor(words, device=device)

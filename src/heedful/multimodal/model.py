@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class VisualParsingConfig(PretrainedConfig):  # type: ignore[misc]
         text_positions, image_positions: `"sincos"` learns positions from sines and cosines as large as the features, which relations need. `"small"` (0.02) and
             `"none"` are controls.
         mfr_target: what hidden image tokens are regressed to: `"features"` of the vision model, those of its running mean (`"ema"`), or `"pixels"` of the patch.
+        special_token_ids: tokens that pre-training never hides.
         num_labels, images: of a `VisualParsingClassifier`: answers, and pictures (1 or 2) to a text.
 
     >>> VisualParsingConfig().image_tokens
@@ -67,7 +69,7 @@ class VisualParsingConfig(PretrainedConfig):  # type: ignore[misc]
         cls_token_id: int = 1,
         sep_token_id: int = 2,
         mask_token_id: int = 3,
-        special_tokens: int = 5,
+        special_token_ids: Sequence[int] = (0, 1, 2, 3, 4),
         images: int = 1,
         **options: Any,
     ) -> None:
@@ -87,7 +89,7 @@ class VisualParsingConfig(PretrainedConfig):  # type: ignore[misc]
         self.vision_width = hidden_size if vision_width is None else vision_width
         self.text_positions, self.image_positions, self.mfr_target = text_positions, image_positions, mfr_target
         self.cls_token_id, self.sep_token_id, self.mask_token_id = cls_token_id, sep_token_id, mask_token_id
-        self.special_tokens, self.images = special_tokens, images
+        self.special_token_ids, self.images = list(special_token_ids), images
         super().__init__(pad_token_id=pad_token_id, **options)
 
 

@@ -224,7 +224,7 @@ class _Network(nn.Module):
             ids,
             mask_id=config.mask_token_id,
             vocab_size=config.vocab_size,
-            special=range(config.special_tokens),
+            special=config.special_token_ids,
             probability=self.how.mlm_probability,
         )
 
@@ -274,7 +274,7 @@ def match_loss(scores: Tensor, excluded: Tensor | None = None) -> Tensor:
 class SceneCaptions:
     """Scenes with captions and their rivals, drawn anew each time they are seen.
 
-    The rivals of a caption of a relation are its inverse, its two objects exchanged, and half the time another picture's caption, else a wrong size, colour or shape; those of a
+    Three rivals stand beside each caption. Those of a relation are its inverse, its two objects exchanged, and half the time another picture's caption, else a wrong size, colour or shape; those of a
     place are two other places and the same third.
 
     Args:
@@ -282,7 +282,7 @@ class SceneCaptions:
         preset, objects, held_out, shapes: of new ones, as `Scenes.draw` takes them. Captions with a pair of `held_out` are left out among rivals too, so that nothing is learned
             of them.
         weights: of the kinds of captions, as `Scenes.captions` takes them.
-        spatial: without it rivals are other captions and wrong sizes, colours and shapes alone.
+        rivals: `"set"`, the three above, or `"one"`: half the time another picture's caption, else a foil of any kind.
         vocabulary, length: words by their numbers, and tokens of a text.
         glyphs: small pictures in place of shapes, as `Scenes.render` takes them.
         see: what becomes of a batch of pictures; `pixels` from -1 to 1 by default. Called with scenes and their generator.
@@ -299,11 +299,11 @@ class SceneCaptions:
         vocabulary: Vocabulary | None = None,
         length: int = 16,
         glyphs: Tensor | None = None,
-        spatial: bool = True,
+        rivals: Literal["set", "one"] = "set",
         see: Callable[[Scenes, torch.Generator], Tensor] | None = None,
     ) -> None:
         self.scenes, self.preset, self.objects, self.held_out = scenes, preset, objects, tuple(held_out)
-        self.weights, self.length, self.glyphs, self.spatial = weights, length, glyphs, spatial
+        self.weights, self.length, self.glyphs, self.rivals_of = weights, length, glyphs, rivals
         self.vocabulary = vocabulary or Vocabulary()
         self.see = see or (lambda scenes, generator: pixels(scenes.render(generator, glyphs=self.glyphs)))
 
@@ -326,38 +326,50 @@ class SceneCaptions:
         return Scenes.draw(count, generator, preset=self.preset, objects=self.objects, held_out=self.held_out, shapes=shapes)  # fmt: skip
 
     def rivals(self, scenes: Scenes, captions: Captions, generator: torch.Generator) -> tuple[Captions, Tensor]:
-        """The captions and three rivals of each, `(n, 4)` in a row, and which of them are no rivals: true, or about a pair that is held out."""
+        """The captions and the rivals of each, `(n, texts)` in a row, and which of them are no rivals: true, or about a pair that is held out."""
         count, device = len(captions), captions.numbers.device
 
-        def half() -> Tensor:
-            return torch.rand(count, generator=generator, device=device) < 0.5
+        def share() -> Tensor:
+            return torch.rand(count, generator=generator, device=device)
 
-        sizes = self.counts[0]
-        which = torch.rand(count, generator=generator, device=device) * (3 if sizes > 1 else 2)
-        attribute = captions.foils(which.long(), generator, self.counts)
-        other = captions.numbers.roll(1, 0)
-        last = Captions(torch.where(half()[:, None], other, attribute.numbers))
-        if self.spatial:
-            place = FOILS.index("location")
-            kinds = [torch.where(captions.located, place, FOILS.index(kind)) for kind in ("relation", "swap")]
-            parts = [captions.foils(kind, generator, self.counts) for kind in kinds]
-        else:
-            parts = [attribute, Captions(captions.numbers.roll(2, 0))]
+        attributes = [name for name, number in zip(("size", "colour", "shape"), self.counts, strict=True) if number > 1]
+        which = _table(tuple(FOILS.index(name) for name in attributes), device)[(share() * len(attributes)).long()]
+        place = FOILS.index("location")
+        spatial = [torch.where(captions.located, place, FOILS.index(kind)) for kind in ("relation", "swap")]
+        if self.rivals_of == "one":
+            # One of an attribute's kinds or of those of places, all equally often.
+            kinds = len(attributes) + torch.where(captions.located, 1, 2)
+            other = torch.where(share() < 0.5, spatial[0], spatial[1])
+            which = torch.where(share() * kinds < len(attributes), which, other)
+        foil = captions.foils(which, generator, self.counts)
+        last = Captions(torch.where((share() < 0.5)[:, None], captions.numbers.roll(1, 0), foil.numbers))
+        parts = [] if self.rivals_of == "one" else [captions.foils(kind, generator, self.counts) for kind in spatial]
         every = torch.stack([captions.numbers, *(part.numbers for part in parts), last.numbers], 1)
-        flat, rows = Captions(every.flatten(0, 1)), torch.arange(count, device=device).repeat_interleave(4)
+        texts = every.shape[1]
+        flat, rows = Captions(every.flatten(0, 1)), torch.arange(count, device=device).repeat_interleave(texts)
         away = flat.true(scenes[rows])
         if self.held_out:
             away |= flat.names(pairs_table(self.held_out, self.counts[1:], device))
-        away = away.view(count, 4)
+        away = away.view(count, texts)
         away[:, 0] = False
         return flat, away
 
     def batch(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Pictures, texts `(count, 4, length)`, and which of these to leave out."""
+        """Pictures, texts `(count, 1 + rivals, length)`, and which of these to leave out."""
         scenes = self.draw(count, generator)
         captions = scenes.captions(generator, self.weights)
         texts, away = self.rivals(scenes, captions, generator)
-        return self.see(scenes, generator), texts.tokens(self.vocabulary, self.length).view(count, 4, -1), away
+        return (
+            self.see(scenes, generator),
+            texts.tokens(self.vocabulary, self.length).view(count, away.shape[1], -1),
+            away,
+        )
+
+
+@cache
+def _table(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers on a device, copied there once."""
+    return torch.tensor(numbers, device=device)
 
 
 @cache
