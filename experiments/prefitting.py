@@ -25,15 +25,15 @@ from heedful.tables.pretraining import pretrain
 from heedful.tables.prior import Shape
 
 SEEDS = (0, 1, 2)
-SHIPPED = 0
-"""The seed whose weights lie in the package: the first, whatever the others reached."""
+SHIPPED = 2
+"""The seed whose weights lie in the package: the one with the least loss on held-out synthetic tables, which no real table had a say in."""
 
 STEPS = 100
 """Steps of a number."""
 
 TRAINED: dict[str, Any] = {"epochs": 25, "steps": 240, "cells": 400_000, "lr": 1.5e-3}
 # Numbers begin with what the network of classes has learned.
-NUMBERS: dict[str, Any] = TRAINED | {"epochs": 12, "easy": 0.0, "lr": 1e-3}
+NUMBERS: dict[str, Any] = TRAINED | {"epochs": 8, "steps": 200, "easy": 0.0, "lr": 1e-3}
 QUICK: dict[str, Any] = {"epochs": 1, "steps": 2, "cells": 2_000, "held_out": 1, "size": lambda draws: Shape(40, 20, 3)}
 PACKAGE = Path(heedful.__file__).parent / "tables" / "weights"
 
@@ -44,10 +44,8 @@ def weights(work: Path, kind: str, seed: int) -> Path:
     return own if own.is_dir() or seed != SHIPPED else PACKAGE / kind
 
 
-def trained(work: Path, kind: str, seed: int, device: str = "", how: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def trained(work: Path, kind: str, seed: int, device: str, how: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Trains a network of "classes" or of "numbers", which begins with that of classes, and leaves its weights in the work folder."""
-    if isinstance(kind, int):  # SHIM
-        kind, seed, device = "classes", kind, seed  # SHIM
     torch.manual_seed(seed)
     network = InContextNetwork(STEPS, numbers=True) if kind == "numbers" else InContextNetwork()
     if kind == "numbers":

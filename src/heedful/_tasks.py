@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +18,8 @@ class Task:
     """One kind of data: its package, the endings of its files, its `read(file, split)`, its estimators, the first by default.
 
     `endings` maps each to names by which a file of this kind is known among others with that ending: columns of a table, arrays of a .npz. `holds` says what its files hold, for the help of the command line. What `read` gives has `X`, `y` (None where the file has no labels), a length, the number of
-    cases, and a `repr` that says what it is. What is to be predicted is in X itself where a task is not `labelled`. `chooser` names a function of the package that says, for y,
-    which of the estimators fits it.
+    cases, and a `repr` that says what it is. What is to be predicted is in X itself where a task is not `labelled`. `chooser` names a function of the package that says, for y, X and the
+    names of options that were given, which of the estimators fits them; those of `offers` are offered where no estimator is named, by default the first one's.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Task:
     holds: str
     labelled: bool = True
     chooser: str | None = None
+    offers: tuple[str, ...] = ()
 
     @property
     def package(self) -> Any:
@@ -44,9 +45,9 @@ class Task:
             raise InvalidArgument(f"estimator must be one of {', '.join(self.estimators)}; got {name!r}")
         return getattr(self.package, name or self.estimators[0])
 
-    def fitting(self, y: Any) -> str:
-        """The name of the estimator that predicts what y holds."""
-        return self.estimators[0] if self.chooser is None else getattr(self.package, self.chooser)(y)
+    def fitting(self, y: Any, X: Any = None, options: Collection[str] = ()) -> str:
+        """The name of the estimator that predicts what y holds and takes these options."""
+        return self.estimators[0] if self.chooser is None else getattr(self.package, self.chooser)(y, X, options)
 
 
 TASKS = {
@@ -55,7 +56,7 @@ TASKS = {
         Task("series", {".npz": ("X",), ".ts": ()}, "read", ("SeriesClassifier",), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts"),
         Task("geometry", {".npz": ("X",), ".csv": ("case",), ".parquet": ("case",)}, "read", ("EquivariantRegressor", "EquivariantClassifier"), ".npz with X, y and lengths, --task geometry; or .csv and .parquet with a row for each point, columns case and target"),
         Task("events", {".csv": ("sequence", "time"), ".parquet": ("sequence", "time"), ".npz": ("times", "offsets")}, "read", ("NextEvent",), ".csv and .parquet with a row for each event, columns sequence, time and type, or others that --sequence, --time-column and --type name; or .npz with times, offsets and types", labelled=False),
-        Task("tables", {".csv": (), ".parquet": (), ".npz": ("X",)}, "read", ("DatapointClassifier", "DatapointRegressor", "TransportClassifier"), ".csv and .parquet with a row for each case, --target names the column to predict; or .npz with X and y, --task tables", chooser="estimator_for"),
+        Task("tables", {".csv": (), ".parquet": (), ".npz": ("X",)}, "read", ("DatapointClassifier", "DatapointRegressor", "InContextClassifier", "InContextRegressor", "TransportClassifier"), ".csv and .parquet with a row for each case, --target names the column to predict; or .npz with X and y, --task tables", chooser="estimator_for", offers=("InContextClassifier", "DatapointClassifier")),
     )
 }  # fmt: skip
 

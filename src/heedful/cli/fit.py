@@ -46,16 +46,22 @@ class FitCommand(TyperCommand):
         if not args:
             return super().parse_args(ctx, args)
         own = [each for each in self.params if each.name in inspect.signature(fit).parameters]
-        kind, estimator = _estimator(args)
+        kind, estimators = _estimators(args)
         ctx.meta["heedful.task"] = kind
-        more = typer.main.get_command(_asking(estimator)).params
+        # Of two that have an option, it is the first one's.
+        asked = [each for one in estimators for each in typer.main.get_command(_asking(one)).params]
+        offered = {each.name: each for each in reversed(asked)}
+        more = list(reversed(offered.values()))
         self.params = [*own, *more]
         rest = super().parse_args(ctx, args)
-        names = {each.name for each in more}
-        ctx.obj = {name: value for name, value in ctx.params.items() if name in names}
-        for name in ctx.obj:
-            del ctx.params[name]
+        options = {name: ctx.params.pop(name) for name in offered if name in ctx.params}
+        # Others are as the estimator has them.
+        ctx.obj = {name: value for name, value in options.items() if name == "random_state" or _is_given(ctx, name)}
         return rest
+
+
+def _is_given(ctx: Any, name: str) -> bool:
+    return ctx.get_parameter_source(name).name == "COMMANDLINE"
 
 
 def fit(
@@ -63,7 +69,9 @@ def fit(
     file: File,
     out: Annotated[Path, typer.Option(help="The model's folder.")],
     task: TaskName = None,
-    estimator: Annotated[str | None, typer.Option(help="Which estimator.", show_default="the task's first")] = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="Which estimator.", show_default="one that fits the data")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
@@ -71,15 +79,19 @@ def fit(
     """Trains a model on the data of a file and saves it to a folder.
 
     If it is killed, the same command continues where it stopped; at most one
-    epoch is lost.
+    epoch is lost. A small table needs no training: unless an option of a
+    trained estimator is given, its rows are kept, and answers look at them.
     """
     kind: Task = ctx.meta["heedful.task"]
     _check_file(file)
     folder = _free(out, overwrite)
     data = _labelled(kind, file, "train", ctx.obj.get("target"))
     checkpoints = folder / "checkpoints"
-    name = estimator or kind.fitting(data.y)
-    model = kind.estimator(name)(**ctx.obj, progress=not quiet, checkpoint_dir=checkpoints)
+    estimator = estimator or kind.fitting(data.y, data.X, ctx.obj.keys() - {"random_state"})
+    own = {"progress": not quiet, "checkpoint_dir": checkpoints}
+    model = kind.estimator(estimator)(**ctx.obj)
+    trains = own.keys() <= model.get_params().keys()
+    model.set_params(**own if trains else {})
     try:
         model.fit(data.X, data.y)
     except KeyboardInterrupt:
@@ -89,7 +101,7 @@ def fit(
 
     if not is_first():
         return
-    model.set_params(checkpoint_dir=None, progress=False)
+    model.set_params(**{"checkpoint_dir": None, "progress": False} if trains else {})
     model.save_pretrained(folder)
     for left in checkpoints.glob("*.ckpt*"):
         left.unlink()
@@ -220,8 +232,8 @@ def score(folder: Folder, file: File, task: TaskName = None, device: Device = "a
     echo(outcome, as_json, lambda _: f"{data!r}\n{model.metric} {value:.4f}")
 
 
-def _estimator(args: list[str]) -> tuple[Task, type[Any]]:
-    """The task and the estimator that the words of a command mean; the first of all where they do not tell."""
+def _estimators(args: list[str]) -> tuple[Task, list[type[Any]]]:
+    """The task and the estimator that the words of a command mean; those that it offers where they do not tell."""
     options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     if "--task" not in options and {"--sequence", "--time-column"} & options.keys():
         options["--task"] = "events"  # no other files have columns to be named
@@ -240,7 +252,8 @@ def _estimator(args: list[str]) -> tuple[Task, type[Any]]:
         if "--out" not in options:
             raise InvalidArgument("--out is missing; name the model's folder")
     name = options.get("--estimator")
-    return kind, kind.estimator(name if name in kind.estimators else None)
+    names = (name,) if name in kind.estimators else kind.offers or kind.estimators[:1]
+    return kind, [kind.estimator(each) for each in names]
 
 
 def _asking(estimator: type[Any]) -> typer.Typer:
@@ -398,19 +411,30 @@ def _free(out: Path, overwrite: bool) -> Path:
 
 
 def _outcome(model: Any, data: Any) -> dict[str, Any]:
+    if not hasattr(model, "training_"):
+        return {"data": repr(data), "estimator": type(model).__name__, **_prefixed(model.held_out())}
     training = model.training_
     return {
         "data": repr(data),
         "epochs": len(training.epochs),
         "best_epoch": training.best,
         "resumed_after_epoch": training.resumed or None,
-        **{f"held_out_{name}": training.measured.get(name) for name in (*training.measured, model.metric, "loss")},
+        **_prefixed({name: training.measured.get(name) for name in (*training.measured, model.metric, "loss")}),
     }
 
 
+def _prefixed(measured: dict[str, Any]) -> dict[str, Any]:
+    return {f"held_out_{name}": value for name, value in measured.items()}
+
+
 def _summary(outcome: dict[str, Any]) -> str:
-    again = f", going on after epoch {outcome['resumed_after_epoch']}" if outcome["resumed_after_epoch"] else ""
-    trained = f"trained for {quantity(outcome['epochs'], 'epoch')}{again}; the best is {outcome['best_epoch']}"
+    trained = (
+        f"nothing is trained: {outcome.get('estimator')} looks at these rows for each answer, by weights that learned from synthetic tables; "
+        "--estimator DatapointClassifier or DatapointRegressor trains on them"
+    )
+    if "epochs" in outcome:
+        again = f", going on after epoch {outcome['resumed_after_epoch']}" if outcome["resumed_after_epoch"] else ""
+        trained = f"trained for {quantity(outcome['epochs'], 'epoch')}{again}; the best is {outcome['best_epoch']}"
     measured = [
         f"held-out {name.removeprefix('held_out_')} {value:.4f}"
         for name, value in outcome.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,6 +19,9 @@ Split = Literal["train", "test"]
 DATE, CODE, WHOLE = r"\d{4}-\d{2}-\d{2}", r"[+-]?0\d", r"\s*[+-]?\d+\s*"
 CLASSES = 20
 """Whole numbers of so many kinds are still classes."""
+# Tables that need no training, and the options that there are without.
+ROWS, COLUMNS, ANSWERED = 1000, 100, 10
+UNTRAINED = {"target", "categorical", "variants", "context_size", "precision", "random_state", "device"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +105,17 @@ def _typed(frame: Any) -> Any:
     return frame
 
 
-def estimator_for(y: Any) -> str:
+def estimator_for(y: Any, X: Any = None, options: Collection[str] = ()) -> str:
     """The estimator that predicts what y holds: numbers with fractions or of more than twenty kinds are numbers, all else are classes.
 
-    >>> estimator_for([1, 2, 2]), estimator_for([0.5, 1.5]), estimator_for(["a", "b"])
-    ('DatapointClassifier', 'DatapointRegressor', 'DatapointClassifier')
+    A table X of 1,000 rows and 100 columns at most, with ten classes at most, needs no training, unless `options` name what only a trained estimator has.
+
+    >>> estimator_for([1, 2, 2]), estimator_for([0.5, 1.5]), estimator_for(["a", "b"], np.zeros((2, 3)))
+    ('DatapointClassifier', 'DatapointRegressor', 'InContextClassifier')
     """
     values = np.asarray(y)
-    if values.dtype.kind == "f" and (values != np.round(values)).any():
-        return "DatapointRegressor"
     numbers = values.dtype.kind in "fiu" and len(np.unique(values)) > CLASSES
-    return "DatapointRegressor" if numbers else "DatapointClassifier"
+    numbers |= values.dtype.kind == "f" and bool((values != np.round(values)).any())
+    small = X is not None and len(X) <= ROWS and X.shape[1] <= COLUMNS and set(options) <= UNTRAINED
+    small &= numbers or len(np.unique(values)) <= ANSWERED
+    return f"{'InContext' if small else 'Datapoint'}{'Regressor' if numbers else 'Classifier'}"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful._checks import check_choice, check_whole
+from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
 from heedful.bridges.estimator import Estimator, device_of, placed, seed_of
@@ -84,7 +84,7 @@ class _InContext(Estimator):
 
     _kind_of_target: ClassVar[str]
     _arrays: ClassVar[tuple[str, ...]] = ("context_cells_", "context_target_")
-    network_: InContextNetwork  # type: ignore[mutable-override]
+    network_: InContextNetwork
     columns_: Columns
     context_cells_: np.ndarray
     context_target_: np.ndarray
@@ -310,10 +310,26 @@ class _InContext(Estimator):
     def _target_shown(self, target: np.ndarray) -> list[Any]:
         raise NotImplementedError
 
+    def held_out(self, share: float = 0.2) -> dict[str, float]:
+        """What `evaluate` says of a drawn share of the rows of `fit`, which are asked while answers look at the others."""
+        check_number(0, 1, share=share)
+        check_is_fitted(self, "network_")
+        count = len(self.context_cells_)
+        order = np.random.default_rng(self.seed_).permutation(count)
+        asked, seen = np.split(order, [min(count - 1, max(1, round(share * count)))])
+        contexts = self._remembered(
+            self._values(self.context_cells_[seen]), self._codes(self.context_target_[seen]).to(device_of(self.device))
+        )
+        outputs = self._outputs_of(self._values(self.context_cells_[asked]), contexts)
+        return self._judged(outputs, self.context_target_[asked])
+
+    def _judged(self, outputs: np.ndarray, target: np.ndarray) -> dict[str, float]:
+        raise NotImplementedError
+
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy, or of numbers the coefficient of determination; y may be a column of the frame X, named by `target`."""
         X, y = without_target(X, y, self.target, fitting=True)
-        return super().score(X, y, sample_weight)  # type: ignore[misc,no-any-return]
+        return super().score(X, y, sample_weight)
 
     def _network(self) -> InContextNetwork:
         """A new one like that of the package, for weights that were saved."""
@@ -334,7 +350,7 @@ def _has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-class InContextClassifier(_InContext, Classifier):  # type: ignore[misc]
+class InContextClassifier(_InContext, Classifier):
     __doc__ = f"""Classifies rows of a table without training, by a network that has learned from synthetic tables.
 {_HOW}{_ARGS}
     Fitted: `classes_` (ten at most), `columns_`, `context_cells_` and `context_target_` (the rows of `fit`), `network_`, `n_features_in_`, `seed_`.
@@ -398,12 +414,14 @@ class InContextClassifier(_InContext, Classifier):  # type: ignore[misc]
     def evaluate(self, X: Any, y: Any = None, *, context: Any = None) -> dict[str, float]:
         """Accuracy and the mean of -log p on labelled rows; y may be a column of the frame X, named by `target`."""
         X, y = without_target(X, y, self.target, fitting=True)
-        chances, codes = self.predict_proba(X, context=context), self._as_target(np.asarray(y))
-        losses = -np.log(np.clip(chances[np.arange(len(codes)), codes], 1e-15, None))
-        return {"accuracy": float((chances.argmax(1) == codes).mean()), "log_loss": float(losses.mean())}
+        return self._judged(self.predict_proba(X, context=context), self._as_target(np.asarray(y)))
+
+    def _judged(self, outputs: np.ndarray, target: np.ndarray) -> dict[str, float]:
+        losses = -np.log(np.clip(outputs[np.arange(len(target)), target], 1e-15, None))
+        return {"accuracy": float((outputs.argmax(1) == target).mean()), "log_loss": float(losses.mean())}
 
 
-class InContextRegressor(_InContext, Regressor):  # type: ignore[misc]
+class InContextRegressor(_InContext, Regressor):
     __doc__ = f"""Predicts a number for each row of a table without training, by a network that has learned from synthetic tables.
 {_HOW}{_ARGS}
     An answer is a law on steps between -5 and 5 deviations of the context's targets: `predict` is its mean, `predict_quantiles` its quantiles. It does not go beyond these.
@@ -475,5 +493,8 @@ class InContextRegressor(_InContext, Regressor):  # type: ignore[misc]
     def evaluate(self, X: Any, y: Any = None, *, context: Any = None) -> dict[str, float]:
         """The root of the mean squared error on rows with targets; y may be a column of the frame X, named by `target`."""
         X, y = without_target(X, y, self.target, fitting=True)
-        errors = self.predict(X, context=context) - self._as_target(np.asarray(y))
-        return {"rmse": float(np.sqrt(np.mean(errors**2)))}
+        return self._judged(self.predict(X, context=context)[:, None], self._as_target(np.asarray(y)))
+
+    def _judged(self, outputs: np.ndarray, target: np.ndarray) -> dict[str, float]:
+        rmse = float(np.sqrt(np.mean((outputs[:, 0] - target) ** 2)))
+        return {"rmse": rmse, "r2": float(1 - rmse**2 / max(target.var(), 1e-300))}
