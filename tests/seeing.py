@@ -118,3 +118,34 @@ def made(name, implementation=None):
     if implementation is not None and name not in ("vilt", "visual_bert", "lxmert", "blip"):
         model.set_attn_implementation(implementation)
     return model.eval(), inputs
+
+
+def save_llava(folder):
+    """A folder with a tiny LLaVA, its tokenizer and its processor."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = "[PAD] [BOS] [EOS] [UNK] what is in the picture ? a red circle left of small blue square".split()
+    vocabulary = {word: at for at, word in enumerate(words)} | {"<image>": IMAGE}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    named = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "unk_token": "[UNK]"}
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        **named,
+        additional_special_tokens=["<image>"],
+        extra_special_tokens={"image_token": "<image>"},
+    )
+    side = {"height": 16, "width": 16}
+    seeing = hf.CLIPImageProcessorPil(size=side, crop_size=side, do_center_crop=False)
+    hf.LlavaProcessor(
+        seeing, tokenizer, patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = hf.LlavaConfig(
+        text_config={**GROUPED, "model_type": "llama"},
+        vision_config={**VISION, "image_size": 16, "model_type": "clip_vision_model", "projection_dim": 24},
+        image_token_id=IMAGE,
+        vision_feature_layer=-1,
+    )
+    hf.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    return folder

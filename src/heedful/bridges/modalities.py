@@ -133,6 +133,26 @@ def kinds_said(output: Any) -> Tensor:
     return numbers.detach().cpu()
 
 
+def picture_of(model: nn.Module, inputs: Mapping[str, Any], count: int) -> tuple[int, int, Tensor | None] | None:
+    """Rows and columns of the patches of the first picture, where tokens stand for them in the order of a page, and its pixels `[h, w]` from 0 to 1.
+
+    None where the order is another (ViLT draws it, VisualBERT reads regions), or there are several pictures to a text.
+    """
+    if getattr(getattr(model, "config", None), "model_type", "") in ("vilt", "visual_bert", "lxmert"):
+        return None
+    grid, pixels = inputs.get("image_grid_thw"), inputs.get("pixel_values")
+    if isinstance(grid, Tensor):
+        frames, high, wide = grid[0].tolist()
+        merged = round((frames * high * wide / max(1, count)) ** 0.5)
+        return (high // merged, wide // merged, None) if merged and high * wide == count * merged**2 else None
+    side = round(count**0.5)
+    if side * side != count or not isinstance(pixels, Tensor) or pixels.dim() != 4 or not count:
+        return None
+    gray = pixels[0].detach().float().mean(0).cpu()
+    low, high = float(gray.min()), float(gray.max())
+    return side, side, (gray - low) / ((high - low) or 1.0)
+
+
 def _mask(inputs: Mapping[str, Any], name: str) -> Tensor | None:
     mask = inputs.get(name)
     return mask.bool().cpu() if isinstance(mask, Tensor) and mask.dim() == 2 else None

@@ -21,6 +21,7 @@ from heedful.cli.discover import discover
 from heedful.cli.events import events
 from heedful.cli.explain import explain
 from heedful.cli.fit import FitCommand, fit, impute, predict, score
+from heedful.cli.flow import flow
 from heedful.cli.plan import plan, seprank
 from heedful.cli.rank import rank
 from heedful.cli.symmetry import symmetry
@@ -178,6 +179,7 @@ def _reproduce(
 
 
 app.command("explain")(explain)
+app.command("flow")(flow)
 app.command("discover")(discover)
 app.add_typer(events, name="events")
 app.add_typer(corpus, name="corpus")

@@ -20,6 +20,7 @@ LENSES = {
     "pronouns": "heedful.lens.pronouns",
     "attention": "heedful.lens.maps",
     "causes": "heedful.lens.causes.section",
+    "flow": "heedful.lens.flows.section",
     "spectrum": "heedful.lens.spectra.section",
     "symmetry": "heedful.lens.symmetry.section",
     "transport": "heedful.lens.transport.section",

@@ -11,7 +11,7 @@ from heedful._result import Result
 from heedful._text import cut, printable
 
 if TYPE_CHECKING:
-    from heedful.report.charts import Chart
+    from heedful.report.charts import Chart, Patches
     from heedful.report.maps import Atlas, Layer
 
 __all__ = [
@@ -189,7 +189,7 @@ def _cell(cell: Any) -> str:
 class Figure(Block):
     """A chart, or several small ones beside one another; `key` names the lines, in the order of their colours."""
 
-    charts: Sequence[Chart]
+    charts: Sequence[Chart | Patches]
     key: Sequence[str] = ()
     caption: str = ""
     kind = "figure"

@@ -153,6 +153,51 @@ class Chart:
             yield _text(self.size[0] - LABELS - 8, lowest + 4, line.name, "start", size=13, fill=_colour(line.colour))
 
 
+@dataclass(frozen=True)
+class Patches:
+    """Shares on the patches of a picture, in colour over its shades of gray; the largest share is coloured most.
+
+    Args:
+        label: for those who do not see it.
+        values: rows from the top.
+        picture: the address of an image (`data:...`); none leaves the ground empty.
+        caption: below it.
+    """
+
+    label: str
+    values: Sequence[Sequence[float]]
+    picture: str = ""
+    caption: str = ""
+    size: tuple[int, int] = (200, 200)
+    small = True
+
+    def svg(self) -> str:
+        """The picture as one element.
+
+        >>> Patches("a", [[0.1, 0.3], [0.0, 0.6]]).svg().count("<rect")
+        4
+        """
+        rows, columns = len(self.values), max(map(len, self.values))
+        wide = self.size[0]
+        side = wide / columns
+        high = side * rows
+        most = max((value for row in self.values for value in row), default=0.0) or 1.0
+        ground = (
+            element("image", href=self.picture, width=wide, height=f"{high:g}", preserveAspectRatio="none")
+            if self.picture
+            else ""
+        )
+        cells = "".join(
+            element("rect", x=f"{column * side:.2f}", y=f"{row * side:.2f}", width=f"{side:.2f}", height=f"{side:.2f}",
+                    fill=COLOURS[0], fill_opacity=f"{0.9 * max(0.0, value) / most:.3f}", stroke="currentColor", stroke_opacity=0.12)
+            for row, values in enumerate(self.values)
+            for column, value in enumerate(values)
+        )  # fmt: skip
+        return element(
+            "svg", ground + cells, viewBox=f"0 0 {wide} {high:g}", role="img", aria_label=self.label, style="width:100%"
+        )
+
+
 def ticks(highest: float) -> list[tuple[float, str]]:
     """A few round numbers from 0 up to the highest, as an axis marks them.
 

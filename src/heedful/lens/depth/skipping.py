@@ -75,10 +75,10 @@ def skip_layers(model: nn.Module, inputs: Mapping[str, Any]) -> Usefulness:
         raise Unsupported(f"{type(model).__name__} has no list of layers that hold attention; none can be left out")
     used = []
     with undisturbed(model):
-        whole, loss = _outcome(model(**inputs))
+        whole, loss = outcome_of(model(**inputs))
         for at, (name, block) in enumerate(blocks):
             with after_calls([block], _keep_input):
-                part, without = _outcome(model(**inputs))
+                part, without = outcome_of(model(**inputs))
             change = float((part - whole).norm() / whole.norm().clamp_min(1e-30))
             rise = None if loss is None or without is None else without - loss
             used.append(LayerUse(at, name, change, rise))
@@ -91,7 +91,7 @@ def _keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return (read, *output[1:]) if isinstance(output, tuple) else read
 
 
-def _outcome(output: Any) -> tuple[Tensor, float | None]:
+def outcome_of(output: Any) -> tuple[Tensor, float | None]:
     """The first floating tensor of more than one number, and the loss."""
     from torch import Tensor
 

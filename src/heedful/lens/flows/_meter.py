@@ -109,6 +109,20 @@ class Meter:
             for call, tokens in waiting:
                 self._append(self.measured(call, tokens))
 
+    def received(self, heads: Sequence[tuple[int, int]], kind: int) -> Tensor:
+        """`[heads, B, N]`: what each token is given by the queries of a kind, on average, from heads of calls that waited."""
+        waiting = [(call, tokens) for call in self._waiting if (tokens := self.tokens(call)) is not None]
+        parts = []
+        for layer, head in heads:
+            if not 0 <= layer < len(waiting) or not 0 <= head < waiting[layer][0].output.shape[1]:
+                raise InvalidArgument(f"there is no head {layer}.{head}: {len(waiting)} layers mix kinds")
+            call, tokens = waiting[layer]
+            chosen = self._kinds_of(tokens.queries, tokens.real_queries)[..., kind]  # [B, Q]
+            rows = chosen.new_zeros(call.output.shape[:3])
+            rows[:, head] = chosen / chosen.sum(1, keepdim=True).clamp_min(1)
+            parts.append(pulled(call, rows).float().cpu())
+        return torch.stack(parts)
+
     def tokens(self, call: Watched) -> Sorted | None:
         """The kinds of a call's tokens; None where it is not of the sequence that holds all of them."""
         batch, _, queries = call.output.shape[:3]

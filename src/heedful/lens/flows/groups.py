@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,12 +120,14 @@ def _found(text: str, parts: Sequence[tuple[str, str]]) -> tuple[str, list[tuple
 
 
 def _within(text: str, name: str, part: str) -> tuple[str, Span]:
-    at = text.find(part)
-    if at < 0:
+    """The one place of a part, which begins and ends with its words."""
+    edges = ["(?<!\\w)" * part[0].isalnum(), "(?!\\w)" * part[-1].isalnum()]
+    places = list(re.finditer(f"{edges[0]}{re.escape(part)}{edges[1]}", text))
+    if not places:
         raise InvalidArgument(f"the part {part!r:.60} of {name!r} is not in the text; give it as it stands there")
-    if text.find(part, at + 1) >= 0:
+    if len(places) > 1:
         raise InvalidArgument(f"the part {part!r:.60} of {name!r} stands more than once in the text; give more of it")
-    return name, (at, at + len(part))
+    return name, places[0].span()
 
 
 def _read(model: nn.Module, tokenizer: Any, text: str) -> Reading:

@@ -105,9 +105,8 @@ def flow(
         else:
             if inputs is None:
                 raise InvalidArgument(f"{type(source).__name__} needs inputs: flow(model, inputs)")
-            batches = [inputs] if not _is_several(inputs) else list(inputs)
             kinds = None if modality is None else _given(modality, names, None)
-            parts = [_of_model(source, one, tokenizer, settings, kinds, valid) for one in batches]
+            parts = [_of_model(source, one, tokenizer, settings, kinds, valid) for one in batches_of(inputs)]
         return replace(_joined(parts), reduce=reduce, mode=mode)
     if modality is None:
         raise InvalidArgument(
@@ -120,6 +119,54 @@ def flow(
         meter.tell(replace(call, kept=meter.copy(call)))
     meter.finish()
     return replace(_result(meter), reduce=reduce, mode=mode)
+
+
+def received(
+    model: nn.Module, inputs: Any, heads: Sequence[tuple[int, int]], *, queries: str | None = None, modality: Any = None, names: Sequence[str] | None = None,
+    tokenizer: Any = None,
+) -> Tensor:  # fmt: skip
+    r"""What every token is given by the queries of one kind: $\frac{1}{n_p} \sum_{m_i = p} a_{ij}$, for some heads: `[heads, B, N]`.
+
+    One backward pass through the layer's own kernel for each head; no map of pairs is written.
+
+    Args:
+        model, inputs, modality, names, tokenizer: as for `flow`.
+        heads: `(layer, head)`, layers counted as in `flow(...).layers`.
+        queries: the kind; the first by default.
+
+    >>> import torch
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> given = received(layer, torch.randn(1, 5, 8), [(0, 1)], modality=[0, 0, 0, 1, 1])
+    >>> given.shape, round(float(given.sum()), 4)
+    (torch.Size([1, 1, 5]), 1.0)
+    """
+    return received_by(model, inputs, heads, queries, modality, names, tokenizer)[0]
+
+
+def received_by(
+    model: nn.Module,
+    inputs: Any,
+    heads: Sequence[tuple[int, int]],
+    queries: str | None = None,
+    modality: Any = None,
+    names: Sequence[str] | None = None,
+    tokenizer: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """What `received` gives, and the kinds of the tokens, `[B, N]`."""
+    model = bare(model)
+    args, named, _ = read_inputs(model, inputs, tokenizer)
+    kinds = modalities_of(model, named) if modality is None else _given(modality, names, None)
+    meter = Meter(kinds, Settings(mode="flow"), model)
+    with undisturbed(model), watch(model, meter.tell, meter.copy):
+        output = model(*args, **named)
+        if kinds.is_joint and kinds.ids is None:
+            kinds = meter.kinds = _given(kinds_said(output), kinds.names, None)
+        if queries is not None and queries not in kinds.names:
+            raise InvalidArgument(f"there is no kind {queries!r}; the kinds are {', '.join(kinds.names)}")
+        given = meter.received(heads, 0 if queries is None else kinds.names.index(queries))
+    ids = kinds.of_sequence(given.shape[-1])
+    assert ids is not None
+    return given, ids.expand(given.shape[1], -1)
 
 
 def _of_model(
@@ -199,13 +246,12 @@ def _joined(parts: Sequence[Flow]) -> Flow:
     return Flow(first.names, torch.cat([part.counts for part in parts]), tuple(layers), tuple(crossings), notes=notes)
 
 
-def _is_several(inputs: Any) -> bool:
-    """Whether these are batches, one after the other; a list of texts is one."""
+def batches_of(inputs: Any) -> list[Any]:
+    """What a model is called with, one after the other; a list of texts is one call."""
     if isinstance(inputs, Mapping | Tensor | tuple | str) or not isinstance(inputs, Iterable):
-        return False
-    return not isinstance(inputs, list) or (
-        bool(inputs) and all(isinstance(one, Mapping | Tensor | tuple) for one in inputs)
-    )
+        return [inputs]
+    several = list(inputs)
+    return several if several and all(isinstance(one, Mapping | Tensor | tuple) for one in several) else [inputs]
 
 
 def _given(modality: Any, names: Sequence[str] | None, valid: Tensor | None) -> Modalities:

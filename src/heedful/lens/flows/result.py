@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,11 @@ def interval(values: Tensor, level: float = LEVEL) -> tuple[float, float] | None
     return low, high
 
 
+def _by_row(sums: Tensor) -> Tensor:
+    total = sums.sum(-1, keepdim=True)
+    return sums / total.where(total > 0, math.nan)
+
+
 @dataclass(frozen=True, repr=False)
 class LayerFlow(Result):
     """One layer: sums of attention from the queries of each kind to the keys of each kind.
@@ -69,9 +74,12 @@ class LayerFlow(Result):
     @property
     def mass(self) -> Tensor:
         """`[B, H, M, M]`: of the attention of a kind of queries, the share that goes to each kind of keys; NaN for a kind that is not there."""
-        return self.sums / self.sums.sum(-1, keepdim=True).clamp_min(0).where(
-            self.sums.sum(-1, keepdim=True) > 0, math.nan
-        )
+        return _by_row(self.sums)
+
+    @property
+    def even_mass(self) -> Tensor:
+        """`[B, 1 or H, M, M]`: the same for even attention."""
+        return _by_row(self.uniform)
 
     def __repr__(self) -> str:
         return f"LayerFlow({self.layer}, {self.name}, {float(self.imf.mean()):.3f}, chance {float(self.chance.mean()):.3f})"
@@ -185,14 +193,24 @@ class Flow(Result):
         return torch.stack(masses)
 
     def direction(self, queries: str, keys: str) -> tuple[float, ...]:
-        """The share of one kind's attention that goes to another, by layer: mean over heads, then samples in which both are."""
+        """The share of one kind's attention that goes to another, by layer: mean over heads, then samples in which it is there."""
         p, q = (self._number(name) for name in (queries, keys))
         return tuple(float(one.mass[..., p, q].mean(1).nanmean()) for one in self.layers)
+
+    def direction_chance(self, queries: str, keys: str) -> tuple[float, ...]:
+        """The same of even attention."""
+        p, q = (self._number(name) for name in (queries, keys))
+        return tuple(float(one.even_mass[..., p, q].mean(1).nanmean()) for one in self.layers)
 
     @property
     def directions(self) -> dict[str, tuple[float, ...]]:
         """Every direction from one kind to another, by layer."""
-        return {f"{a} -> {b}": self.direction(a, b) for a in self.names for b in self.names if a != b}
+        return {f"{a} -> {b}": self.direction(a, b) for a, b in self.pairs}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Kinds of queries and keys that differ."""
+        return [(a, b) for a in self.names for b in self.names if a != b]
 
     def heads(self, count: int | None = None) -> tuple[HeadFlow, ...]:
         """The heads with the largest lift over chance, the largest first; all of them without a count."""
@@ -215,7 +233,7 @@ class Flow(Result):
             raise MissingExtra("pandas", "tables") from None
         rows: list[dict[str, Any]] = []
         for one in self.layers:
-            uniform = replace(one, sums=one.uniform.expand_as(one.sums)).mass.tolist()
+            uniform = one.even_mass.expand_as(one.sums).tolist()
             for sample, heads in enumerate(one.mass.tolist()):
                 for head, table in enumerate(heads):
                     rows += [
@@ -227,7 +245,7 @@ class Flow(Result):
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """IMF by layer with its interval, chance, and every direction; of models with cross-attention, its share by layer."""
+        """IMF by layer with its interval, and every direction, each beside even attention; of models with cross-attention, its share by layer."""
         ax = axes(ax)
         if not self.layers:
             for pair in dict.fromkeys((one.queries, one.keys) for one in self.crossings):
@@ -244,10 +262,11 @@ class Flow(Result):
             bands = [one or (own, own) for one, own in zip(self.intervals, self.per_layer, strict=True)]
             ax.fill_between(at, [low for low, _ in bands], [high for _, high in bands], color="C1", alpha=0.2, lw=0)
             ax.plot(at, self.per_layer, "o-", color="C1", lw=2, label="between kinds")
-            ax.plot(at, self.chance, "--", color="gray", label="even attention")
-            shown = list(self.directions.items())[:6]
-            for colour, (name, values) in zip(colours("viridis", len(shown), 0.85), shown, strict=True):
-                ax.plot(at, values, color=colour, lw=1, label=name.replace("->", "\u2192"))
+            ax.plot(at, self.chance, "--", color="C1", lw=1, label="dashed: even attention")
+            shown = self.pairs[:6]
+            for colour, pair in zip(colours("viridis", len(shown), 0.85), shown, strict=True):
+                ax.plot(at, self.direction(*pair), color=colour, lw=1, label=" \u2192 ".join(pair))
+                ax.plot(at, self.direction_chance(*pair), "--", color=colour, lw=0.8)
             ax.set(xlabel="layer", ylabel="share of attention", title="Attention between kinds of tokens")
             ax.set_ylim(0, 1)
         whole_ticks(ax, "x")
@@ -284,17 +303,23 @@ class Flow(Result):
 
     def _rows(self) -> list[str]:
         sampled = any(self.intervals)
-        most = sorted(self.directions.items(), key=lambda item: -sum(item[1]) if not math.isnan(sum(item[1])) else 0.0)
-        shown = dict(most[:4]) if len(most) > 4 else self.directions
-        widths = {name: max(9, len(cut(name, 30))) for name in shown}
+        shown = self.pairs
+        if len(shown) > 4:
+            taken = {pair: sum(share for share in self.direction(*pair) if not math.isnan(share)) for pair in shown}
+            shown = sorted(shown, key=lambda pair: -taken[pair])[:3]
+        names = [cut(f"{a} -> {b}", 21) for a, b in shown]
+        widths = [max(12, len(name)) for name in names]
+        parts = [list(zip(self.direction(*pair), self.direction_chance(*pair), strict=True)) for pair in shown]
         head = "layer  between kinds" + ("        95 %" if sampled else "") + "  chance  lift"
-        lines = [head + "".join(f"  {cut(name, 30):>{width}}" for name, width in widths.items())]
+        lines = [head + "".join(f"  {name:>{width}}" for name, width in zip(names, widths, strict=True))]
         for at, one in enumerate(self.layers):
             bound = self.intervals[at]
             cells = f"{one.layer:>5}  {self.per_layer[at]:>13.3f}"
             cells += (f"  {bound[0]:.2f}..{bound[1]:.2f}" if bound else " " * 12) if sampled else ""
             cells += f"  {self.chance[at]:>6.3f}  {_times(self.lift[at], '')[:4]:>4}"
-            lines.append(cells + "".join(f"  {shown[name][at]:>{width}.3f}" for name, width in widths.items()))
+            pairs = [f"{part[at][0]:.2f} ({part[at][1]:.2f})" for part in parts]
+            lines.append(cells + "".join(f"  {pair:>{width}}" for pair, width in zip(pairs, widths, strict=True)))
+        lines.append("Of each direction, the share of its queries' attention; in brackets that of even attention.")
         if self.mode != "flow":
             lines += ["The heads with most attention to another kind, against even attention:"]
             lines += [f"  {one}" for one in self.heads(5)]
