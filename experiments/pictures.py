@@ -21,6 +21,7 @@ from heedful.multimodal import (
     VLPretrainer,
     Vocabulary,
     foil_accuracy,
+    pixel_values,
 )
 from heedful.multimodal.worlds import COLOURS, SHAPES, SIZES
 
@@ -45,7 +46,7 @@ def pictures_asked(count: int, device: str, preset: str = "full") -> tuple[Tenso
     world = Shapes(preset, seed=1)
     pictures = np.stack([world.scene(i).pixels for i in range(count)])
     scenes = Scenes.of([world.things(i) for i in range(count)], device)
-    return (2 * torch.from_numpy(pictures).permute(0, 3, 1, 2) - 1).contiguous().to(device), scenes
+    return pixel_values(torch.from_numpy(pictures).permute(0, 3, 1, 2)).contiguous().to(device), scenes
 
 
 class ConvolutionalEncoder(nn.Module):

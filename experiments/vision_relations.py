@@ -22,7 +22,7 @@ import torch
 from experiments import pictures
 from experiments.pictures import ATTRIBUTES, HELD_OUT, SPATIAL, foils, percent, reached, spread
 from experiments.recipe import Bar, Block, Setting, Table
-from heedful.multimodal import SceneCaptions, Scenes
+from heedful.multimodal import SceneCaptions, Scenes, pixel_values
 from heedful.multimodal.worlds import FOILS
 
 SEEDS = (0, 1, 2)
@@ -64,7 +64,7 @@ def _run(kind: str, seed: int, work: str, device: str, quick: bool) -> dict[str,
         data = {"vocabulary": words, "glyphs": learned}
         generator = torch.Generator(device).manual_seed(1)
         scenes = Scenes.draw(count, generator, shapes=10)
-        images = 2 * scenes.render(generator, glyphs=other) - 1
+        images = pixel_values(scenes.render(generator, glyphs=other))
         options = {"vocabulary": words, "counts": (2, 8, 10)}
     sizes["config"] = config
     part = slice(512)
@@ -93,7 +93,7 @@ def _run(kind: str, seed: int, work: str, device: str, quick: bool) -> dict[str,
 def _drawn(count: int, device: str, **how: Any) -> tuple[torch.Tensor, Scenes]:
     generator = torch.Generator(device).manual_seed(11)
     scenes = Scenes.draw(count, generator, **how)
-    return 2 * scenes.render(generator) - 1, scenes
+    return pixel_values(scenes.render(generator)), scenes
 
 
 def _unseen(model: Any, count: int, device: str) -> dict[str, float]:

@@ -22,8 +22,8 @@ from experiments.pictures import percent
 from experiments.recipe import Bar, Block, Setting, Table
 from heedful.bridges.record import Hyperparameters
 from heedful.bridges.training import train
-from heedful.multimodal import SceneCaptions, Shapes, VisualParsingClassifier, VisualParsingConfig
-from heedful.multimodal.pretraining import SceneStream, pixels
+from heedful.multimodal import SceneCaptions, Shapes, VisualParsingClassifier, VisualParsingConfig, pixel_values
+from heedful.multimodal.pretraining import SceneStream
 from heedful.multimodal.questions import questions
 from heedful.multimodal.worlds import ANSWERS, QUESTIONS, encode
 
@@ -38,7 +38,7 @@ class Asked(SceneCaptions):
     def batch(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         scenes = self.draw(count, generator)
         found = questions(scenes, generator)
-        return pixels(scenes.render(generator)), found.input_ids, found.answers
+        return pixel_values(scenes.render(generator)), found.input_ids, found.answers
 
 
 def asked(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

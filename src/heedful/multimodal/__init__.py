@@ -13,7 +13,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Collapse", "SceneCaptions", "VLPretrainer"), "pretraining"),
     **dict.fromkeys(("VisualParsingImageProcessor", "VisualParsingProcessor"), "processing"),
-    **dict.fromkeys(("Captions", "Scenes", "Vocabulary"), "scenes"),
+    **dict.fromkeys(("Captions", "Scenes", "Vocabulary", "pixel_values"), "scenes"),
     **dict.fromkeys(("Scene", "Shapes", "holds"), "worlds"),
 }
 
@@ -37,6 +37,7 @@ __all__ = [
     "holds",
     "mask_words",
     "pair_accuracy",
+    "pixel_values",
     "random_mask_tokens",
     "retrieval",
 ]
@@ -54,5 +55,5 @@ if TYPE_CHECKING:
     )
     from heedful.multimodal.pretraining import Collapse, SceneCaptions, VLPretrainer
     from heedful.multimodal.processing import VisualParsingImageProcessor, VisualParsingProcessor
-    from heedful.multimodal.scenes import Captions, Scenes, Vocabulary
+    from heedful.multimodal.scenes import Captions, Scenes, Vocabulary, pixel_values
     from heedful.multimodal.worlds import Scene, Shapes, holds

@@ -267,7 +267,7 @@ class VisualParsingModel(_Pretrained):
         """One pass over texts and their pictures.
 
         Args:
-            pixel_values: `(B, channels, size, size)`, from -1 to 1.
+            pixel_values: `(B, channels, size, size)`, of mean 0 and variance 1 or so: as the processor gives them.
             input_ids, attention_mask: `(B, text)`, the first of them `[CLS]`.
             labels: `(B, text)`, the words that were hidden, -100 elsewhere: for the loss of MLM.
             matched: `(B,)`, whether each text is of its picture: for the loss of ITM.

@@ -22,7 +22,7 @@ from heedful.bridges.batches import mixed
 from heedful.bridges.record import Hyperparameters, Training
 from heedful.multimodal.masking import attention_mask_tokens, mask_words, random_mask_tokens
 from heedful.multimodal.model import VisualParsingModel, words_loss
-from heedful.multimodal.scenes import Captions, Scenes, Vocabulary
+from heedful.multimodal.scenes import Captions, Scenes, Vocabulary, pixel_values
 from heedful.multimodal.worlds import FOILS, PRESETS, SHAPES, Shapes
 
 __all__ = ["Collapse", "SceneCaptions", "VLPretrainer"]
@@ -279,13 +279,13 @@ class SceneCaptions:
 
     Args:
         scenes: those to train on; None draws new ones for every batch.
-        preset, objects, held_out, shapes: of new ones, as `Scenes.draw` takes them. Captions with a pair of `held_out` are left out among rivals too, so that nothing is learned
+        preset, objects, held_out: of new ones, as `Scenes.draw` takes them. Captions with a pair of `held_out` are left out among rivals too, so that nothing is learned
             of them.
         weights: of the kinds of captions, as `Scenes.captions` takes them.
         rivals: `"set"`, the three above, or `"one"`: half the time another picture's caption, else a foil of any kind.
         vocabulary, length: words by their numbers, and tokens of a text.
         glyphs: small pictures in place of shapes, as `Scenes.render` takes them.
-        see: what becomes of a batch of pictures; `pixels` from -1 to 1 by default. Called with scenes and their generator.
+        see: what the model takes of scenes, called with them and a generator; their pictures by default, as `pixel_values`.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class SceneCaptions:
         self.scenes, self.preset, self.objects, self.held_out = scenes, preset, objects, tuple(held_out)
         self.weights, self.length, self.glyphs, self.rivals_of = weights, length, glyphs, rivals
         self.vocabulary = vocabulary or Vocabulary()
-        self.see = see or (lambda scenes, generator: pixels(scenes.render(generator, glyphs=self.glyphs)))
+        self.see = see or (lambda scenes, generator: pixel_values(scenes.render(generator, glyphs=self.glyphs)))
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -405,8 +405,3 @@ class SceneStream(IterableDataset[int]):
     def collate(self, cases: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         self.generator.manual_seed(mixed(self.seed, self.epoch, cases[0]))
         return self.data.batch(len(cases), self.generator)
-
-
-def pixels(pictures: Tensor) -> Tensor:
-    """Numbers of 0..1 as the model takes them, from -1 to 1."""
-    return 2 * pictures - 1

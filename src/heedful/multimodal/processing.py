@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from heedful._checks import check_whole
+from heedful._checks import check_number, check_whole
 from heedful._errors import InvalidArgument, MissingExtra
 from heedful.multimodal.model import VisualParsingConfig
-from heedful.multimodal.worlds import VOCABULARY
+from heedful.multimodal.worlds import MEAN, STD, VOCABULARY
 
 try:
     from transformers import AutoImageProcessor, AutoProcessor, BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
@@ -25,7 +25,9 @@ __all__ = ["VisualParsingImageProcessor", "VisualParsingProcessor", "word_tokeni
 
 
 class VisualParsingImageProcessor(BaseImageProcessor):  # type: ignore[misc]
-    """Pictures as numbers from -1 to 1 `(B, 3, size, size)`: arrays, tensors or what PIL opens; in 8 bits, or numbers of 0..1.
+    """Pictures as `(B, 3, size, size)`, less a mean, over a deviation: arrays, tensors or what PIL opens; in 8 bits, or numbers of 0..1.
+
+    `mean` and `std` are of the pictures that are learned from; those of the world `shapes` by default. About 0.45 and 0.27 suit photographs.
 
     >>> VisualParsingImageProcessor(16)(np.zeros((20, 30, 3), dtype=np.uint8))["pixel_values"].shape
     torch.Size([1, 3, 16, 16])
@@ -33,11 +35,11 @@ class VisualParsingImageProcessor(BaseImageProcessor):  # type: ignore[misc]
 
     model_input_names = ["pixel_values"]  # noqa: RUF012
 
-    def __init__(self, size: int = 64, **options: Any) -> None:
-        options.pop("size", None)
+    def __init__(self, size: int = 64, mean: float = MEAN, std: float = STD, **options: Any) -> None:
         super().__init__(**options)
         check_whole(size=size)
-        self.size = size
+        check_number(0, std=std)
+        self.size, self.mean, self.std = size, mean, std
 
     def __call__(self, images: Any, **options: Any) -> Any:
         return self.preprocess(images, **options)
@@ -67,7 +69,7 @@ class VisualParsingImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         picture = picture[None]
         if picture.shape[2:] != (self.size, self.size):
             picture = functional.interpolate(picture, (self.size, self.size), mode="bilinear", antialias=True)
-        return 2 * picture - 1
+        return (picture - self.mean) / self.std
 
 
 class VisualParsingProcessor(ProcessorMixin):  # type: ignore[misc]
@@ -83,9 +85,11 @@ class VisualParsingProcessor(ProcessorMixin):  # type: ignore[misc]
         super().__init__(image_processor, tokenizer, **options)
 
     @classmethod
-    def of(cls, words: Sequence[str] = VOCABULARY, size: int = 64) -> VisualParsingProcessor:
-        """For texts of these words, split at blanks, and pictures of this size."""
-        return cls(VisualParsingImageProcessor(size), word_tokenizer(words))
+    def of(
+        cls, words: Sequence[str] = VOCABULARY, size: int = 64, mean: float = MEAN, std: float = STD
+    ) -> VisualParsingProcessor:
+        """For texts of these words, split at blanks, and pictures of this size, mean and deviation."""
+        return cls(VisualParsingImageProcessor(size, mean, std), word_tokenizer(words))
 
     def __call__(self, images: Any = None, text: Any = None, return_tensors: str = "pt", **options: Any) -> Any:
         if images is None and text is None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from heedful._errors import InvalidArgument
-from heedful.multimodal.worlds import COLOURS, FOILS, PRESETS, RGB, SHAPES, SIDE, SIZES, VOCABULARY, Thing
+from heedful.multimodal.worlds import COLOURS, FOILS, MEAN, PRESETS, RGB, SHAPES, SIDE, SIZES, STD, VOCABULARY, Thing
 
-__all__ = ["KINDS", "Captions", "Scenes", "Vocabulary"]
+__all__ = ["KINDS", "Captions", "Scenes", "Vocabulary", "pixel_values"]
 
 # What a caption says: a place, a relation, a relation along both axes, or two relations in a row.
 KINDS = ("location", "relation", "both", "chain")
@@ -350,3 +350,11 @@ def packed(tokens: Tensor, length: int) -> Tensor:
     order = (tokens < 0).to(torch.uint8).argsort(dim=1, stable=True)
     rows = tokens.gather(1, order).clamp(min=0)
     return functional.pad(rows, (0, max(0, length - rows.shape[1])))[:, :length]
+
+
+def pixel_values(pictures: Tensor) -> Tensor:
+    """Pictures of numbers in 0..1 as a model takes them: less the world's mean, over its standard deviation.
+
+    Most of a picture is dark ground. Taken from -1 to 1, it is most of what each patch says, image tokens are nearly the same, and learning to see takes several times as long.
+    """
+    return (pictures - MEAN) / STD

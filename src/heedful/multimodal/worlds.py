@@ -35,6 +35,8 @@ QUESTIONS = ("colour", "shape", "count", "exist", "relation", "where")
 ANSWERS = (*COLOURS, *SHAPES, "0", "1", "2", "3", "yes", "no", *QUADRANTS)
 LENGTH = 16  # tokens of a text
 SIDE = 64  # pixels
+# Mean and standard deviation of its pictures, by which a model takes them.
+MEAN, STD = 0.12, 0.14
 NUMBERS = dict(zip(VOCABULARY, range(len(VOCABULARY)), strict=True))
 CAPTION = re.compile(
     r"a (?P<a>\w+ \w+ \w+) (?:in the (?P<row>top|bottom) (?P<column>left|right)|(?P<word>left of|right of|above|below) a (?P<b>\w+ \w+ \w+))"
