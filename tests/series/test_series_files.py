@@ -134,7 +134,7 @@ def test_a_bad_npz_is_told(write, told, tmp_path):
     ("change", "kind", "told"),
     [
         (("@timeStamps false", "@timeStamps true"), Unsupported, "has time stamps"),
-        (("@classLabel true left right", "@targetLabel true"), Unsupported, "has numbers to predict"),
+        (("@classLabel true left right", "@targetLabel true"), InvalidArgument, "numbers to predict, and not all are"),
         (("4,5:6,7", "4,5"), InvalidArgument, "line 11: expected 2 channels with : behind each; got 1"),
         (("4,5", "4,five"), InvalidArgument, "line 11: could not convert string to float: 'five'"),
         (("@data\n", ""), InvalidArgument, "line 9: expected a line @name value or @data"),

@@ -1,43 +1,65 @@
-"""A classifier of multivariate time series with any attention, as a scikit-learn estimator."""
+"""A classifier of multivariate time series, by convolution features and a ridge or by a network with any attention."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from heedful._checks import check_number, check_whole
+from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful.bridges.predictors import Classifier
-from heedful.bridges.samples import Samples, validated
+from heedful.bridges.samples import Samples
 from heedful.nn import Primal, ksvd_loss
-from heedful.series._cases import Cases, as_array, cases_of, filled, scales, standardised
-from heedful.series._frames import Frames, check_rows, check_single, read_frames
+from heedful.series._cases import Cases, standardised
+from heedful.series._method import KernelMethod, KernelName
 from heedful.series.network import Head, SeriesNetwork
 
 LAYERS = ("softmax", "primal", "linear", "none")
+USUAL = "softmax+primal"
+# Arguments that say something to the network alone.
+TRAINED = (
+    "attention", "layers", "embed_dim", "num_heads", "hidden", "dropout", "rank", "eta", "head", "epochs", "batch_size", "lr",
+    "validation_fraction", "patience", "devices", "num_nodes", "strategy",
+)  # fmt: skip
+Method = Literal["auto", "kernel", "network"]
 
 
-class SeriesClassifier(Classifier):
-    r"""Classifies multivariate time series by a small Transformer whose layers attend as you say.
+class SeriesClassifier(KernelMethod, Classifier):
+    r"""Classifies multivariate time series: by convolution features and a ridge, in seconds, or by a small Transformer.
+
+    `method="kernel"`: shares of positive convolutions (MiniRocket's) and wins of competing kernels (Hydra's), of each series and of its
+    differences; a ridge for each kind, its penalty by leave-one-out errors in closed form; `evidence` says where in time an answer comes
+    from. `method="network"`: an encoder whose layers attend as you say, trained by gradients. On small sets the first is better
+    and far cheaper: `docs/series.md` has the figures.
 
     X is an array (cases, channels, time), a list of arrays (channels, time) of unequal lengths, or a table (cases, time) of
     univariate series. In data frames rows are steps and columns channels, known by their names: a list of frames, a frame
     with an index (instance, time), or a long frame with columns called instance and time. y holds labels, numbers or
     strings. NaN inside a series is a missing value and is interpolated; steps behind the last value of a series do not
-    belong to it. Channels are standardised by the part that is learned from. A series longer than all of the training is
+    belong to it. Channels are standardised by the part that is learned from. To the network a series longer than all of the training is
     cut, with a warning: positions and head know no later step.
 
-    Loss: cross-entropy + `eta` x the mean $J^2$ of the primal layers (Chen et al. 2023, "Primal-Attention").
+    The network's loss: cross-entropy + `eta` x the mean $J^2$ of the primal layers (Chen et al. 2023, "Primal-Attention").
 
     Args:
         attention: `"softmax"`, `"primal"`, `"linear"`, `"none"` (no attention: the control), or such names joined by +, the first of
-            which is repeated to fill `layers`. In Python also a list with a kernel, a `heedful.nn.Primal` or a name per layer.
+            which is repeated to fill `layers`; of the network alone, `"softmax+primal"` by default. In Python also a list with a kernel, a
+            `heedful.nn.Primal` or a name per layer.
+        method: `"kernel"`, `"network"`, or `"auto"`: the network where one of its own arguments is given another value than by default, else
+            the kernel method.
+        kernel: `"linear"` (on features of whole series), `"softmax"` (every segment of a series is compared with every segment of another, 2 to 8
+            times the time) or `"linear+softmax"`.
+        segments: in how many parts of equal length `evidence` divides each series.
+        features: how many shares of positive convolutions are drawn, for the series and again for its differences; by default 9,996, or
+            2,520 of more than 2,000 series.
         layers: number of layers; 2, or as many as are named.
         embed_dim: width of the network.
         num_heads: heads; they must divide the width.
@@ -66,26 +88,35 @@ class SeriesClassifier(Classifier):
         num_nodes: how many machines train.
         strategy: how processes work together, as Lightning calls it: `"ddp"`.
 
-    Fitted: `classes_`, `n_features_in_` (channels; of a table its columns), `network_`, `training_` (every epoch),
-    `max_len_`, `mean_`, `scale_`, `seed_`.
+    The network's own arguments are `attention`, those from `layers` to `head` and from `epochs` to `patience`, `devices`, `num_nodes` and `strategy`.
+
+    Fitted: `classes_`, `n_features_in_` (channels; of a table its columns), `method_`, `mean_`, `scale_`, `seed_`; `loo_score_` (kernel: the
+    accuracy on training cases, each left out in turn); `network_`, `training_` (every epoch) and `max_len_`.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(40, 2, 15)); X[20:, 0] += 3 * np.sin(np.arange(15))
     >>> y = np.repeat(["noise", "wave"], 20)
+    >>> model = SeriesClassifier(features=840, random_state=0).fit(X, y)
+    >>> model.score(X, y), model.evidence(X[20:]).values.shape  # series, segments, channels, classes
+    (1.0, (20, 8, 2, 2))
     >>> model = SeriesClassifier("softmax", embed_dim=16, num_heads=2, lr=0.01, epochs=15, random_state=0).fit(X, y)
     >>> model.predict_proba(X[:3]).shape, model.score(X, y) > 0.8
     ((3, 2), True)
     """
 
-    _fitted: ClassVar[tuple[str, ...]] = (
-        "classes_", "n_features_in_", "channels_", "is_table_", "max_len_", "mean_", "scale_", "seed_", "training_",
-    )  # fmt: skip
+    _fitted: ClassVar[tuple[str, ...]] = ("classes_", *KernelMethod._read_facts, "seed_")
+    _optional: ClassVar[tuple[str, ...]] = ("feature_names_in_", "method_", "loo_score_", "max_len_", "training_")
+    method_: str = "network"  # of folders that were written when there was no other
 
     def __init__(
         self,
-        attention: str | Sequence[Any] = "softmax+primal",
+        attention: str | Sequence[Any] | None = None,
         *,
+        method: Method = "auto",
+        kernel: KernelName = "linear",
+        segments: int = 8,
+        features: int | None = None,
         layers: int | None = None,
         embed_dim: int = 64,
         num_heads: int = 8,
@@ -111,6 +142,10 @@ class SeriesClassifier(Classifier):
         strategy: str = "auto",
     ) -> None:
         self.attention = attention
+        self.method = method
+        self.kernel = kernel
+        self.segments = segments
+        self.features = features
         self.layers = layers
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -137,61 +172,81 @@ class SeriesClassifier(Classifier):
 
     def _check(self) -> None:
         super()._check()
+        check_choice(Method, method=self.method)
+        self._check_kernel()
         check_whole(optional=True, layers=self.layers, max_len=self.max_len, hidden=self.hidden)
         check_number(least=0, eta=self.eta)
         # Sizes of layers are checked where layers are made.
         self._make(1, 1, 1, device="meta")
 
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None) -> Self:
+        """Learns from X and y, labels; `sample_weight` has a number for each case, and a case of weight 0 is left out altogether.
+
+        The network goes on where a killed call with the same `checkpoint_dir` stopped, and holds cases of one entry of `groups` out together.
+        """
+        self._check()
+        if self._is_network:
+            super().fit(X, y, sample_weight, groups=groups)
+            self.method_ = "network"
+            return self
+        samples = self._labelled(self._read(X, y, sample_weight, groups, fitting=True))
+        if samples.weights is not None:
+            samples = samples[samples.weights > 0]
+        assert samples.target is not None
+        codes = torch.from_numpy(samples.target)
+        weights = torch.ones(len(codes)) if samples.weights is None else torch.from_numpy(samples.weights)
+        weights = (weights / weights.sum()).double()
+
+        def error(unseen: Tensor) -> float:
+            wrong = unseen.cpu().argmax(1) != codes
+            return float(weights @ wrong.double()) + 1 / len(codes)
+
+        target = np.where(samples.target[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
+        unseen = self._fit_machine(samples, target, error)
+        self.loo_score_ = float((unseen.argmax(1) == codes).double().mean())
+        self.machine_.scaled(_sharpness(unseen, codes, weights))
+        self.method_ = "kernel"
+        return self
+
+    @property
+    def _is_network(self) -> bool:
+        if self.method != "auto":
+            return self.method == "network"
+        usual = inspect.signature(SeriesClassifier).parameters
+        # Lists of layers may hold what cannot be compared.
+        given = (getattr(self, name) for name in TRAINED)
+        return any(
+            type(value) is not type(usual[name].default) or value != usual[name].default
+            for name, value in zip(TRAINED, given, strict=True)
+        )
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        return self._machine_scores(X) if hasattr(self, "machine_") else super()._outputs(X)
+
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        if self.method_ == "kernel":
+            super()._load(weights)
+        else:
+            Classifier._load(self, weights)
+
     def _read(
         self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
     ) -> Samples:
-        frames = read_frames(X)
-        if not fitting:
-            return self._read_unseen(X if frames is None else frames)
-        if frames is None:
-            check_rows(X, y)
-        else:
-            y, sample_weight = frames.aligned(y), frames.aligned(sample_weight, "sample_weight")
-            groups = frames.aligned(groups, "groups")
-        values, y = validated(self, _with_axes(as_array(X if frames is None else frames.series)), y)
-        cases = filled(cases_of(values[:, None] if values.ndim == 2 else values))
-        longest = int(cases.lengths.max())
-        self.channels_, self.is_table_ = cases.values.shape[1], values.ndim == 2
-        self.max_len_ = longest if self.max_len is None else min(longest, int(self.max_len))
-        if frames is not None and frames.channels is not None:
-            self.feature_names_in_ = np.array(frames.channels, dtype=object)
-        return Samples((cases.values, cases.lengths), y, sample_weight, groups)
-
-    def _read_unseen(self, X: Any) -> Samples:
-        # The names of a table's columns are those of its steps.
-        channels = None if self.is_table_ else getattr(self, "feature_names_in_", None)
-        if isinstance(X, Frames):
-            X = X.ordered(channels).series
-        elif channels is not None:
-            check_single(X, channels)
-        # A list holds series, whatever their length; the columns of a table are those of fit.
-        table = self.is_table_ and not isinstance(X, list | tuple)
-        X = _with_axes(as_array(X))
-        values = validated(self, X, reset=False, features=table and getattr(X, "ndim", 2) == 2)
-        values = values[:, None] if values.ndim == 2 else values
-        if values.shape[1] != self.channels_:
-            raise InvalidArgument(
-                f"X has {values.shape[1]} features, but {type(self).__name__} is expecting {self.channels_} features as input: "
-                "the features of series are their channels, X is (cases, channels, time)"
-            )
-        cases = cases_of(values)
-        longer = int((cases.lengths > self.max_len_).sum())
-        if longer and self.max_len_ != self.max_len:
+        samples = super()._read(X, y, sample_weight, groups, fitting=fitting)
+        longest = int(samples.inputs[1].max())
+        if fitting:
+            # Data that is refused leaves the model that was there.
+            for name in ("machine_", "loo_score_", "network_", "training_", "method_"):
+                self.__dict__.pop(name, None)
+            self.max_len_ = longest if self.max_len is None else min(longest, int(self.max_len))
+        elif hasattr(self, "network_") and longest > self.max_len_ != self.max_len:
+            longer = int((samples.inputs[1] > self.max_len_).sum())
             warnings.warn(
-                f"{longer} of {len(cases)} series are longer than the longest of the training, {self.max_len_} steps, and "
+                f"{longer} of {len(samples)} series are longer than the longest of the training, {self.max_len_} steps, and "
                 "are cut there: positions and head know no later step",
                 stacklevel=5,
             )
-        cases = filled(cases)
-        return Samples((cases.values, cases.lengths))
-
-    def _scale(self, samples: Samples) -> None:
-        self.mean_, self.scale_ = scales(Cases(*samples.inputs))
+        return samples
 
     def _tensors(self, samples: Samples) -> tuple[Tensor, ...]:
         return standardised(Cases(*samples.inputs), self.mean_, self.scale_, self.max_len_)
@@ -206,19 +261,18 @@ class SeriesClassifier(Classifier):
 
     def _kernels(self) -> list[Any]:
         """One entry per layer; tensors of kernels are copies, so that training leaves the parameters alone."""
-        named = isinstance(self.attention, str)
-        if not named and not isinstance(self.attention, Sequence):
-            raise InvalidArgument(
-                f"attention must be names joined by + or a list of layers; got {self.attention!r:.100}"
-            )
-        if isinstance(self.attention, str):
-            parts = [part.strip() for part in self.attention.split("+")]
+        attention = USUAL if self.attention is None else self.attention
+        named = isinstance(attention, str)
+        if not named and not isinstance(attention, Sequence):
+            raise InvalidArgument(f"attention must be names joined by + or a list of layers; got {attention!r:.100}")
+        if isinstance(attention, str):
+            parts = [part.strip() for part in attention.split("+")]
             if not set(parts) <= set(LAYERS):
                 raise InvalidArgument(
-                    f"attention must be of {', '.join(LAYERS)}, or such names joined by +; got {self.attention!r:.100}"
+                    f"attention must be of {', '.join(LAYERS)}, or such names joined by +; got {attention!r:.100}"
                 )
         else:
-            parts = list(copy.deepcopy(self.attention))
+            parts = list(copy.deepcopy(attention))
         count = self.layers or (max(2, len(parts)) if named else len(parts))
         if not parts or count < len(parts) or (count > len(parts) and not named):
             raise InvalidArgument(
@@ -233,16 +287,13 @@ class SeriesClassifier(Classifier):
         loss = super()._loss(network, inputs, target, weight)
         return loss + float(self.eta) * ksvd_loss(network) if self.eta else loss
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        tags.input_tags.allow_nan = True
-        return tags
 
+def _sharpness(scores: Tensor, codes: Tensor, weights: Tensor) -> float:
+    """What scores of cases that were left out are multiplied by, so that their softmax is likeliest.
 
-def _with_axes(X: Any) -> Any:
-    if getattr(X, "ndim", 2) > 3:
-        raise InvalidArgument(f"X must have two or three axes, (cases, time) or (cases, channels, time); got {X.ndim}")
-    if getattr(X, "ndim", 2) == 3 and 0 in X.shape:
-        raise InvalidArgument(f"X must hold one case, one channel and one step or more; got shape {tuple(X.shape)}")
-    return X
+    One more case is counted, whose class is drawn: where all others are right, probabilities stay short of 1.
+    """
+    factors = np.geomspace(0.1, 30.0, 40).tolist()
+    options: dict[str, Any] = {"reduction": "none", "label_smoothing": 1 / (1 + len(codes))}
+    losses = [float(weights @ nn.functional.cross_entropy(factor * scores, codes, **options)) for factor in factors]
+    return factors[int(np.argmin(losses))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,18 +136,26 @@ def _read_ts(file: Path) -> SeriesData:
         raise InvalidArgument(f"{file}: its series differ in their number of channels")
     equal = len({case.shape for case in cases}) == 1
     y = np.array(labels) if _labelled(header) else None
+    if y is not None and header.get("targetlabel", "false").lower().startswith("true"):
+        y = _targets(file, y)
     return SeriesData(np.stack(cases) if equal else cases, y, file.stem)
 
 
 def _labelled(header: dict[str, str]) -> bool:
-    return header.get("classlabel", "false").lower().startswith("true")
+    return any(header.get(name, "false").lower().startswith("true") for name in ("classlabel", "targetlabel"))
+
+
+def _targets(file: Path, labels: np.ndarray) -> np.ndarray:
+    """Numbers to predict, of a file with @targetLabel."""
+    try:
+        return labels.astype(np.float64)
+    except ValueError as error:
+        raise InvalidArgument(f"{file} has @targetLabel, numbers to predict, and not all are: {error}") from None
 
 
 def _check_header(file: Path, header: dict[str, str]) -> None:
     if header.get("timestamps", "false").lower() == "true":
         raise Unsupported(f"{file} has time stamps, which are not read; write values alone, at equal distances")
-    if header.get("targetlabel", "false").lower() == "true":
-        raise Unsupported(f"{file} has numbers to predict (@targetLabel), not classes; a classifier needs @classLabel")
 
 
 def _read_case(line: str, place: str, header: dict[str, str]) -> tuple[np.ndarray, str]:
@@ -167,3 +175,13 @@ def _read_case(line: str, place: str, header: dict[str, str]) -> tuple[np.ndarra
     for row, part in zip(case, values, strict=True):
         row[: len(part)] = part
     return case, label
+
+
+def estimator_for(y: Any, X: Any = None, options: Collection[str] = ()) -> str:
+    """The estimator that predicts what y holds: numbers with fractions are numbers, all else are classes.
+
+    >>> estimator_for(np.array([1, 2, 2])), estimator_for(np.array([0.5, 1.5]))
+    ('SeriesClassifier', 'SeriesRegressor')
+    """
+    y = np.asarray(y)
+    return "SeriesRegressor" if y.dtype.kind == "f" and (y != np.round(y)).any() else "SeriesClassifier"
