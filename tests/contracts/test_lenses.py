@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import transformers as hf
 
+import seeing
 from answering import TEXT, gpt2, llama, masked, wordpiece
 from heedful import Unsupported
 from heedful.bridges import reading
@@ -30,7 +31,17 @@ def vit():
     return hf.ViTModel(hf.ViTConfig(**sizes, image_size=6, patch_size=2)).eval()
 
 
-MODELS = {"encoder": masked, "decoder": gpt2, "decoder of rotary positions": llama, "images": vit}
+def picture_in_text():
+    return seeing.made("llava")[0]
+
+
+MODELS = {
+    "encoder": masked,
+    "decoder": gpt2,
+    "decoder of rotary positions": llama,
+    "images": vit,
+    "images in text": picture_in_text,
+}
 TEXTS = {"sentence": "the big cat sat on the red mat and it ran", "one token": "cat", "the model's limit": ""}
 
 
@@ -81,6 +92,9 @@ def subject(model_name, text_name):
     if model_name == "images":
         inputs = {"pixel_values": torch.randn(1, 3, 6, 6)}
         return Subject(model, None, None, "", observe(model, inputs), inputs=inputs)
+    if model_name == "images in text":
+        inputs = {name: value[:1] for name, value in seeing.made("llava")[1].items()}
+        return Subject(model, None, None, "", observe(model, inputs), inputs=inputs)
     tokenizer = wordpiece(LIMIT, marks=model_name == "encoder")
     text = TEXTS[text_name] or " ".join((TEXT.split() * 9)[: LIMIT - 2 * (model_name == "encoder")])
     inputs = reading.inputs_of(model, tokenizer, text)
@@ -100,7 +114,7 @@ def outcome(lens, model_name, text_name):
     return Outcome(section, reason, before, state(shown.model))
 
 
-READINGS = [(model, text) for model in MODELS for text in TEXTS if model != "images" or text == "sentence"]
+READINGS = [(model, text) for model in MODELS for text in TEXTS if "images" not in model or text == "sentence"]
 every = pytest.mark.parametrize(
     ("lens", "model", "text"), [(lens, *one) for lens in LENSES for one in READINGS], ids=lambda part: part
 )
