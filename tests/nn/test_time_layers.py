@@ -296,6 +296,23 @@ def test_a_block_of_a_kernel_reads_another_key():
     torch.testing.assert_close(block(x, key=key), block._evolve(wanted))
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_tokens_of_a_block_may_see_the_first_ones_alone(norm_first):
+    block, x = Block(E, H, norm_first=norm_first), torch.randn(2, 7, E, requires_grad=True)
+    found = block(x, seen=3)
+    torch.testing.assert_close(found, block(x, key=x[:, :3]))
+    # What is not seen does not matter to others, whatever it is.
+    garbage = x.detach().clone()
+    garbage[:, 5] = torch.nan
+    torch.testing.assert_close(block(garbage, seen=3)[:, [0, 1, 2, 3, 4, 6]], found[:, [0, 1, 2, 3, 4, 6]])
+    with pytest.raises(InvalidArgument, match="7 tokens"):
+        block(x, seen=8)
+    with pytest.raises(InvalidArgument, match="key as well"):
+        block(x, key=x, seen=3)
+    with pytest.raises(Unsupported, match="seen"):
+        Block(E, H, kernel="primal", max_len=9)(x, seen=3)
+
+
 def test_an_encoder_hands_times_to_the_layers_that_read_them(tmp_path):
     encoding = BochnerTime(6, periods=[7.3])
     encoder = Encoder(

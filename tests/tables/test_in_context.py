@@ -149,3 +149,24 @@ def test_wrong_shapes_are_named():
     made, (values, target, *rest) = network(), table()
     with pytest.raises(InvalidArgument, match="must be"):
         made.remember(values[:, :16], target, *rest)
+
+
+def test_numbers_are_answered_by_rows_alone():
+    """Asked rows do not see one another, the order of rows does not matter, and neither do units of the target."""
+    torch.manual_seed(0)
+    made = InContextNetwork(11, embed_dim=16, num_heads=2, layers=2, numbers=True).double().eval()
+    with torch.no_grad():
+        for part in made.parameters():
+            part.add_(0.2 * torch.randn_like(part))
+    values, _, _, is_category, identity = table()
+    target, none = torch.randn(3, 17, dtype=torch.float64), torch.zeros(3, dtype=torch.long)
+    whole = made(values, target, none, is_category, identity)
+    context = made.remember(values[:, :17], target, none, is_category, identity)
+    for row in range(7):
+        assert (made.answer(values[:, 17 + row : 18 + row], context)[:, 0] - whole[:, row]).abs().max() < 1e-10
+    order = torch.randperm(17)
+    moved = torch.cat((values[:, :17][:, order], values[:, 17:]), dim=1)
+    assert (made(moved, target[:, order], none, is_category, identity) - whole).abs().max() < 1e-10
+    other = made(values, 1e3 * target - 4, none, is_category, identity)
+    assert (other - whole).abs().max() < 1e-8
+    assert (made.means(other, 1e3 * target - 4) - 1e3 * made.means(whole, target) + 4).abs().max() < 1e-6

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from heedful import InvalidArgument
+from heedful.tables._draws import Draws
 from heedful.tables._variants import Variants
 from heedful.tables.in_context import InContextNetwork
 from heedful.tables.pretraining import SyntheticTables, losses, pretrain
-from heedful.tables.prior import Shape, Synthetic
+from heedful.tables.prior import TARGETS, Shape, Synthetic, draw
 
 SMALL = {"embed_dim": 8, "num_heads": 2, "layers": 1}
 
@@ -123,15 +124,79 @@ def test_answers_are_the_mean_over_all_ways(monkeypatch):
     values[:, 1] = torch.randint(4, (19,), generator=generator)
     target = torch.arange(13) % 3
     context = variants.remember(made, values[:13], target)
-    found = variants.answer(made, values[13:], context)
+    found = variants.answer(made, values[13:], context).exp()
     cells, wanted = variants.cells(values), torch.zeros(6, 3, dtype=torch.float64)
     for which in range(3):
         one = made(
             cells[which][None], variants.names[which][target][None], torch.tensor([3]),
-            variants.is_category[None], variants.identity[which][None],
+            variants.is_category[which][None], variants.identity[which][None],
         ).exp()[0]  # fmt: skip
         for name in range(3):
             wanted[:, name] += one[:, variants.names[which, name]] / 3
-    assert (found.exp() - wanted).abs().max() < 1e-12
-    monkeypatch.setattr("heedful.tables._variants.ASKED", 1)
-    assert (variants.answer(made, values[13:], context) - found).abs().max() < 1e-12
+    assert (found.mean(0) - wanted).abs().max() < 1e-12
+    monkeypatch.setattr("heedful.tables._variants.AT_ONCE", 1)
+    assert (variants.answer(made, values[13:], context).exp() - found).abs().max() < 1e-12
+    parts = [
+        part.answer(made, values[13:], part.remember(made, values[:13], target)).exp() for part in variants.split(2)
+    ]
+    assert (torch.cat(parts) - found).abs().max() < 1e-12
+
+
+def test_each_way_has_columns_of_its_own():
+    variants = Variants.draw(6, [0, 4, 0, 2, 0, 0, 3], 2, 5, seed=1, most=3)
+    assert variants.columns.shape == (6, 3)
+    assert len({tuple(row) for row in variants.columns.tolist()}) > 1
+    values = torch.tensor([[0.0, 3.0, 2.0, 1.0, 4.0, 5.0, 2.0]])
+    cells = variants.cells(values)
+    for which, place in itertools.product(range(6), range(3)):
+        column = int(variants.columns[which, place])
+        is_level = column in (1, 3, 6)
+        assert bool(variants.is_category[which, place]) == is_level
+        wanted = variants.codes[which, place, int(values[0, column])] if is_level else values[0, column]
+        assert cells[which, 0, place] == wanted
+
+
+def test_numbers_are_shares_of_two_steps():
+    made = InContextNetwork(41, numbers=True, **SMALL).double()
+    known = torch.tensor([[1.0, 2.0, 4.0, 9.0], [0.0, 0.5, 0.1, 0.2]], dtype=torch.float64)
+    asked = torch.tensor([[3.3, -6.0, 9.9], [0.21, 0.7, 0.1]], dtype=torch.float64)
+    shares = made.shares(asked, known)
+    assert (shares.sum(-1) - 1).abs().max() < 1e-12
+    assert ((shares > 0).sum(-1) <= 2).all()
+    assert (made.means(shares.log(), known) - asked).abs().max() < 1e-9
+    # Beyond five deviations there is no step.
+    far = made.shares(torch.full((2, 1), 1e30, dtype=torch.float64), known)
+    assert (far[..., -1] == 1).all()
+    # Where all targets are one number, so are the answers.
+    alike = torch.full((1, 5), 7.0, dtype=torch.float64)
+    assert made.means(torch.full((1, 2, 41), -math.log(41), dtype=torch.float64), alike).allclose(alike[:, :2])
+
+
+def test_the_loss_of_numbers_and_their_training():
+    torch.manual_seed(0)
+    made = InContextNetwork(21, numbers=True, **SMALL)
+    tables = next(iter(SyntheticTables(1, 2_000, size=little, numbers=True)))
+    assert tables.target.is_floating_point()
+    known, asked = tables.target[:, : tables.context], tables.target[:, tables.context :]
+    with torch.no_grad():
+        torch.manual_seed(3)
+        each, counts = losses(made, tables)
+        torch.manual_seed(3)
+        logs = made(tables.values, known, tables.classes, tables.is_category)
+    assert counts.all()
+    for table, row in itertools.product(range(2), range(5)):
+        mean, spread = known[table].mean(), known[table].std(correction=0)
+        place = float(((asked[table, row] - mean) / spread).clamp(-5, 5) + 5) * 2
+        low = min(int(place), 19)
+        wanted = -(1 - place + low) * logs[table, row, low] - (place - low) * logs[table, row, low + 1]
+        assert float(each[table, row]) == pytest.approx(float(wanted), abs=1e-4)
+    training = pretrain(made, epochs=1, steps=3, cells=2_000, held_out=1, size=little)
+    assert math.isfinite(training.epochs[0].held_out["loss"])
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_numbers_of_every_kind(kind):
+    tables = draw(9, Shape(97, 31, 4), Draws(5), part=2, targets=[kind], numbers=True)
+    assert tables.target.isfinite().all()
+    assert tables.target.mean(1).abs().max() < 1e-2  # one number for all rows is its own mean but for rounding
+    assert len(tables.target.unique()) > 9

@@ -51,9 +51,6 @@ class Variants(NamedTuple):
     def to(self, device: torch.device, dtype: torch.dtype) -> Variants:
         return Variants(*(part.to(device, dtype if part.is_floating_point() else None) for part in self))
 
-    def __len__(self) -> int:
-        return len(self.identity)
-
     def split(self, size: int) -> Iterator[Variants]:
         """So many variants at a time."""
         return (Variants(*parts) for parts in zip(*(part.split(size) for part in self), strict=True))
