@@ -249,8 +249,8 @@ class VisualParsingModel(_Pretrained):
 
     def mfr_loss(self, states: Tensor, targets: Tensor, hidden: Tensor) -> Tensor:
         """The mean, over hidden tokens, of the mean square of what their states of fusion miss; 1 for a prediction of 0."""
-        missed = (self.mfr_head(states).float() - targets).square().mean(-1)
-        return (missed * hidden).sum() / hidden.sum().clamp(min=1)
+        missed = torch.where(hidden[..., None], self.mfr_head(states).float() - targets, 0.0)
+        return missed.square().mean(-1).sum() / hidden.sum().clamp(min=1)
 
     def forward(
         self,

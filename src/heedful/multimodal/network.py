@@ -78,7 +78,12 @@ class PatchEncoder(nn.Module):
         self.encoder = Encoder(width, heads, [Softmax()] * layers, dropout=dropout)
 
     def forward(self, pixels: Tensor, attention: bool = False) -> Any:
-        x = self.patch(patches(pixels, self.patch_size))
+        cut = patches(pixels, self.patch_size)
+        if pixels.shape[1:] != (self.channels, self.image_size, self.image_size):
+            raise InvalidArgument(
+                f"pictures have {self.channels} channels of {self.image_size} x {self.image_size} pixels; got shape {tuple(pixels.shape)}"
+            )
+        x = self.patch(cut)
         if self.positions is not None:
             x = x + self.positions
         *before, last = self.encoder.layers

@@ -46,7 +46,7 @@ class VisualParsingImageProcessor(BaseImageProcessor):  # type: ignore[misc]
 
     def preprocess(self, images: Any, return_tensors: Any = "pt", **_: Any) -> Any:
         """One picture, or several."""
-        single = not isinstance(images, list | tuple) and (not hasattr(images, "ndim") or images.ndim == 3)
+        single = not isinstance(images, list | tuple) and (not hasattr(images, "ndim") or images.ndim < 4)
         pictures = torch.cat([self._read(image) for image in ([images] if single else images)])
         return BatchFeature({"pixel_values": pictures}, tensor_type=return_tensors)
 
