@@ -73,6 +73,13 @@ RECIPES = {
     "transport-classifier": Listed("the tables of the thesis could not be obtained"),
     "transport-simulation": Listed("the tables of the thesis could not be obtained"),
     "transport-training": Listed("the tables of the thesis could not be obtained"),
+    "vision-ablation": Listed("the published ablations are of photographs, which cannot be had", no_run=LONG + "test_vision_recipes.py"),
+    "vision-flow": Listed("the paper prints a curve without numbers", no_run=LONG + "test_vision_recipes.py"),
+    "vision-pretrain": Listed("the paper trains on photographs, which cannot be had"),
+    "vision-relations": Listed("the paper has no such test", no_run=LONG + "test_vision_recipes.py"),
+    "vision-retrieval": Listed("the published figures are of photographs, which cannot be had; its docstring tells them"),
+    "vision-smoke": Listed("the paper has no such check"),
+    "vision-vqa": Listed("the published figures are of photographs, which cannot be had; its docstring tells them", no_run=LONG + "test_vision_recipes.py"),
 }  # fmt: skip
 every = pytest.mark.parametrize("name", names())
 
