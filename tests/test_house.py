@@ -270,6 +270,7 @@ def test_public_things_have_docstrings():
         "corpus",
         "events",
         "geometry",
+        "multimodal",
         "series",
         "tables",
         "ranking",

@@ -12,7 +12,14 @@ pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 from transformers import AutoConfig, AutoModel, AutoProcessor, ViTConfig, ViTModel
 
 from heedful import InvalidArgument, Unsupported, lens
-from heedful.multimodal import Shapes, VisualParsingClassifier, VisualParsingConfig, VisualParsingModel, VisualParsingProcessor, random_mask_tokens  # fmt: skip
+from heedful.multimodal import (  # fmt: skip
+    Shapes,
+    VisualParsingClassifier,
+    VisualParsingConfig,
+    VisualParsingModel,
+    VisualParsingProcessor,
+    random_mask_tokens,
+)
 from heedful.multimodal.network import PatchEncoder, line_positions, patches, plane_positions
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "vision_layers": 2, "patch_size": 16}

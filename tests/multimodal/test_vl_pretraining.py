@@ -11,7 +11,20 @@ pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
 from heedful import InvalidArgument
-from heedful.multimodal import Collapse, SceneCaptions, Scenes, Shapes, VisualParsingConfig, VisualParsingModel, VLPretrainer, Vocabulary, foil_accuracy, pair_accuracy, pixel_values, retrieval  # fmt: skip
+from heedful.multimodal import (  # fmt: skip
+    Collapse,
+    SceneCaptions,
+    Scenes,
+    Shapes,
+    VisualParsingConfig,
+    VisualParsingModel,
+    VLPretrainer,
+    Vocabulary,
+    foil_accuracy,
+    pair_accuracy,
+    pixel_values,
+    retrieval,
+)
 from heedful.multimodal.pretraining import match_loss
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vision_layers": 1, "patch_size": 16}
