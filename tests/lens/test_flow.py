@@ -52,7 +52,7 @@ def softmax(*shape, sharp=2.0, seed=0):
     return (sharp * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).softmax(-1)
 
 
-def close(one, other, atol=1e-12):
+def check_close(one, other, atol=1e-12):
     one, other = (torch.as_tensor(x, dtype=torch.float64) for x in (one, other))
     torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
@@ -66,15 +66,15 @@ def test_it_is_the_definition():
     own, even = by_hand(maps, kinds)
     found = flow(maps, modality=torch.tensor(kinds), names=["text", "image", "sound"])
     for at in range(2):
-        close(found.layers[at].imf, own[at])
-        close(found.layers[at].chance.expand(2, 3), even[at])
-    close(found.per_layer, [float(one.mean()) for one in own])
+        check_close(found.layers[at].imf, own[at])
+        check_close(found.layers[at].chance.expand(2, 3), even[at])
+    check_close(found.per_layer, [float(one.mean()) for one in own])
     assert found.names == ("text", "image", "sound")
     assert found.counts.tolist() == [[5, 4, 2], [4, 4, 3]]
-    close(found.mass.sum(-1), torch.ones(2, 2, 3, 3))
+    check_close(found.mass.sum(-1), torch.ones(2, 2, 3, 3))
     # Arrays of numpy and maps without heads too.
-    close(flow([one.numpy() for one in maps], modality=np.array(kinds)).per_layer, found.per_layer)
-    close(flow([one.mean(1) for one in maps], modality=torch.tensor(kinds)).per_layer, found.per_layer)
+    check_close(flow([one.numpy() for one in maps], modality=np.array(kinds)).per_layer, found.per_layer)
+    check_close(flow([one.mean(1) for one in maps], modality=torch.tensor(kinds)).per_layer, found.per_layer)
 
 
 def test_uniform_attention_is_chance_and_blocks_are_the_ends():
@@ -83,20 +83,20 @@ def test_uniform_attention_is_chance_and_blocks_are_the_ends():
     kinds = torch.tensor([0] * text + [1] * image)
     even = torch.full((2, 3, n, n), 1 / n, dtype=torch.float64)
     found = flow([even], modality=kinds)
-    close(found.per_layer[0], 2 * text * image / n**2)
-    close(found.chance[0], 2 * text * image / n**2)
-    close(found.lift[0], 1.0)
+    check_close(found.per_layer[0], 2 * text * image / n**2)
+    check_close(found.chance[0], 2 * text * image / n**2)
+    check_close(found.lift[0], 1.0)
     same = (kinds[:, None] == kinds).double()
     for blocks, wanted in ((same, 0.0), (1 - same, 1.0)):
         weights = blocks / blocks.sum(-1, keepdim=True)
         one = flow([weights.expand(1, 2, n, n)], modality=kinds, allowed=torch.ones(n, n))
-        close(one.per_layer[0], wanted)
-        close(one.chance[0], 2 * text * image / n**2)
+        check_close(one.per_layer[0], wanted)
+        check_close(one.chance[0], 2 * text * image / n**2)
     causal = torch.tril(torch.ones(n, n, dtype=torch.float64))
     causal = causal / causal.sum(-1, keepdim=True)
     one = flow([causal.expand(1, 1, n, n)], modality=kinds)
-    close(one.per_layer[0], one.chance[0])
-    close(one.chance[0], sum(text / (i + 1) for i in range(text, n)) / n)
+    check_close(one.per_layer[0], one.chance[0])
+    check_close(one.chance[0], sum(text / (i + 1) for i in range(text, n)) / n)
 
 
 def test_one_kind_alone_is_zero_and_no_crash():
@@ -112,11 +112,11 @@ def test_labels_may_be_swapped_and_tokens_moved():
     maps = [softmax(2, 3, 11, 11)]
     kinds = torch.tensor([0, 0, 1, 0, 1, 1, 1, 0, 0, 1, 1])
     found, swapped = flow(maps, modality=kinds), flow(maps, modality=1 - kinds)
-    close(found.per_layer, swapped.per_layer)
-    close(found.direction("kind 0", "kind 1"), swapped.direction("kind 1", "kind 0"))
+    check_close(found.per_layer, swapped.per_layer)
+    check_close(found.direction("kind 0", "kind 1"), swapped.direction("kind 1", "kind 0"))
     order = torch.randperm(11, generator=torch.Generator().manual_seed(1))
     moved = flow([maps[0][:, :, order][..., order]], modality=kinds[order])
-    close(moved.layers[0].sums, found.layers[0].sums)
+    check_close(moved.layers[0].sums, found.layers[0].sums)
 
 
 def test_padding_changes_nothing():
@@ -130,9 +130,9 @@ def test_padding_changes_nothing():
     wide[:, :, 7:] = softmax(2, 3, 4, 11, seed=5)
     valid = torch.arange(11) < 7
     padded = flow([wide], modality=torch.cat((kinds, torch.tensor([1, 0, 1, 1]))), valid=valid.expand(2, 11))
-    close(padded.per_layer, found.per_layer)
-    close(padded.chance, found.chance)
-    close(padded.mass, found.mass)
+    check_close(padded.per_layer, found.per_layer)
+    check_close(padded.chance, found.chance)
+    check_close(padded.mass, found.mass)
 
 
 def test_special_tokens_are_left_out_as_queries_and_as_keys():
@@ -142,10 +142,10 @@ def test_special_tokens_are_left_out_as_queries_and_as_keys():
     own, even = by_hand(maps, kinds, exclude=left)
     marked = torch.tensor([[-1 if at in left else kind for at, kind in enumerate(kinds[0])]])
     found = flow(maps, modality=marked, names=["text", "image"])
-    close(found.layers[0].imf, own[0])
-    close(found.layers[0].chance.expand(1, 2), even[0])
+    check_close(found.layers[0].imf, own[0])
+    check_close(found.layers[0].chance.expand(1, 2), even[0])
     rows = [i for i in range(9) if i not in left]
-    close(found.layers[0].outside, maps[0][:, :, rows][..., sorted(left)].sum(-1).mean(-1))
+    check_close(found.layers[0].outside, maps[0][:, :, rows][..., sorted(left)].sum(-1).mean(-1))
     assert "left out" in str(found)
 
 
@@ -154,7 +154,7 @@ def test_micro_sums_first():
     kinds = torch.tensor([[0, 0, 1, 0, 1, 1, 1, 0, 0, 1, 1], [0] * 10 + [1]])
     sums = flow(maps, modality=kinds).layers[0].sums
     between = sums[..., 0, 1] + sums[..., 1, 0]
-    close(flow(maps, modality=kinds, reduce="micro").per_layer[0], between.sum() / sums.sum())
+    check_close(flow(maps, modality=kinds, reduce="micro").per_layer[0], between.sum() / sums.sum())
     assert flow(maps, modality=kinds, reduce="micro").intervals[0] is not None
 
 
@@ -194,24 +194,24 @@ def test_flow_is_the_product_of_layers(rho):
     valid = torch.arange(11) < torch.tensor([[11], [8]])
     start = valid / valid.sum(1, keepdim=True)
     wanted, totals = chained(maps, kinds, valid.double(), rho, start)
-    close(totals, torch.ones(4, 2), 1e-6)
+    check_close(totals, torch.ones(4, 2), 1e-6)
     found = flow(maps, modality=kinds, valid=valid, mode="flow", rho=rho)
-    close(torch.stack([one.imf[:, 0] for one in found.layers]), wanted, 1e-6)
-    close(torch.stack([one.sums.sum((-3, -2, -1)) for one in found.layers]), torch.ones(4, 2), 1e-6)
+    check_close(torch.stack([one.imf[:, 0] for one in found.layers]), wanted, 1e-6)
+    check_close(torch.stack([one.sums.sum((-3, -2, -1)) for one in found.layers]), torch.ones(4, 2), 1e-6)
     one_hot = torch.zeros(2, 11)
     one_hot[0, 10] = one_hot[1, 7] = 1.0
     wanted, _ = chained(maps, kinds, valid.double(), rho, one_hot)
     last = flow(maps, modality=kinds, valid=valid, mode="flow", rho=rho, start="last")
-    close(torch.stack([one.imf[:, 0] for one in last.layers]), wanted, 1e-6)
+    check_close(torch.stack([one.imf[:, 0] for one in last.layers]), wanted, 1e-6)
 
 
 def test_ends_of_the_flow():
     maps, kinds = [softmax(2, 3, 11, 11, seed=at) for at in range(3)], torch.tensor([0] * 4 + [1] * 7)
     assert flow(maps, modality=kinds, mode="flow", rho=1.0).per_layer == (0.0, 0.0, 0.0)
     found = flow(maps, modality=kinds, mode="flow")
-    close(found.per_layer[-1], flow([maps[-1].mean(1)], modality=kinds).per_layer[0], 1e-6)
+    check_close(found.per_layer[-1], flow([maps[-1].mean(1)], modality=kinds).per_layer[0], 1e-6)
     even = flow([torch.full((1, 2, 11, 11), 1 / 11)] * 3, modality=kinds, mode="flow")
-    close(even.per_layer, [2 * 4 * 7 / 121] * 3, 1e-6)
+    check_close(even.per_layer, [2 * 4 * 7 / 121] * 3, 1e-6)
     with pytest.raises(Unsupported, match="averages heads"):
         found.heads()
 
@@ -262,11 +262,11 @@ def test_every_adapter_equals_the_maps(name, implementation):
     for at, layer in enumerate(found.layers):
         assert layer.imf.std() > 0.01
         assert (layer.imf < 0.99).all()
-        close(layer.imf, own[at], 1e-5)
-        close(layer.chance.expand_as(layer.imf), even[at], 1e-6)
+        check_close(layer.imf, own[at], 1e-5)
+        check_close(layer.chance.expand_as(layer.imf), even[at], 1e-6)
     traced = flow(maps, modality=kinds, valid=valid, mode="flow", rho=0.2)
     torch.manual_seed(1)
-    close(flow(model, inputs, mode="flow", rho=0.2).per_layer, traced.per_layer, 1e-5)
+    check_close(flow(model, inputs, mode="flow", rho=0.2).per_layer, traced.per_layer, 1e-5)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
 
 
@@ -290,7 +290,7 @@ def test_norms_weigh_what_is_handed_over(name):
                 norm = (value @ layer.weight[:, h * size : (h + 1) * size].T).norm(dim=-1).detach()
                 weighed = record.weights[b, h] * norm * valid[b] * valid[b][:, None]
                 between = (weighed * (kinds[b][:, None] != kinds[b])).sum() / weighed.sum()
-                close(found.layers[at].imf[b, h], between, 1e-5)
+                check_close(found.layers[at].imf[b, h], between, 1e-5)
 
 
 def updates(model, names, inputs):
@@ -337,7 +337,7 @@ def test_cross_attention_is_told_by_its_share_of_the_update(name):
         share = ((cross / (cross + own)) * valid).sum(1) / valid.sum(1)
         mine = [one for one in found.crossings if one.queries == "text"][at]
         assert 0.05 < mine.mean < 0.95
-        close(mine.cross_share, share, 1e-5)
+        check_close(mine.cross_share, share, 1e-5)
     assert found.counts.tolist()[1][0] == int(valid[1].sum())
     with pytest.raises(Unsupported, match="crossings"):
         _ = found.mass
@@ -357,9 +357,9 @@ def test_batches_of_one_and_left_padding_give_the_same():
         one[1] = one[1].roll(2)
     left = flow(model, {"input_ids": left[0], "attention_mask": left[1], "pixel_values": pixels})
     for at in range(2):
-        close(apart.layers[at].imf, whole.layers[at].imf, 1e-5)
-        close(left.layers[at].imf, whole.layers[at].imf, 1e-5)
-        close(left.layers[at].chance, whole.layers[at].chance, 1e-6)
+        check_close(apart.layers[at].imf, whole.layers[at].imf, 1e-5)
+        check_close(left.layers[at].imf, whole.layers[at].imf, 1e-5)
+        check_close(left.layers[at].chance, whole.layers[at].chance, 1e-6)
 
 
 def test_an_observation_says_the_same():
@@ -367,7 +367,7 @@ def test_an_observation_says_the_same():
     kinds = kinds_of("llava", inputs, 11)
     seen = observe(model, inputs)
     found = flow(seen, modality=kinds, valid=inputs["attention_mask"].bool(), names=["text", "image"])
-    close(found.per_layer, flow(model, inputs).per_layer, 1e-6)
+    check_close(found.per_layer, flow(model, inputs).per_layer, 1e-6)
     with pytest.raises(Unsupported, match="give the model and its inputs"):
         flow(seen, modality=kinds, mode="norm")
 
@@ -399,8 +399,8 @@ def test_a_model_that_states_its_kinds():
     assert found.counts.tolist() == [[4, 9], [4, 5]]
     for at, length in enumerate((13, 9)):
         alone = flow(model, {"x": x[at : at + 1, :length]})
-        close(found.layers[0].imf[at], alone.layers[0].imf[0], 1e-6)
-        close(found.layers[0].chance[at], alone.layers[0].chance[0], 1e-6)
+        check_close(found.layers[0].imf[at], alone.layers[0].imf[0], 1e-6)
+        check_close(found.layers[0].chance[at], alone.layers[0].chance[0], 1e-6)
     normed = Own()
     normed.modalities = ("word",)
     with pytest.raises(InvalidArgument, match="numbers of the 1 names"):
@@ -413,7 +413,7 @@ def test_other_kernels_are_shares_too_where_they_have_a_sign_only():
     model = Own(Gaussian(2.0, normalize=False))
     weights = observe(model, {"x": x})[0].weights
     wanted = flow([weights / weights.sum(-1, keepdim=True)], modality=[0] * 4 + [1] * 9)
-    close(flow(model, {"x": x}).layers[0].imf, wanted.layers[0].imf, 1e-6)
+    check_close(flow(model, {"x": x}).layers[0].imf, wanted.layers[0].imf, 1e-6)
     with pytest.raises(Unsupported, match="may be negative"):
         flow(Own(Cosine()), {"x": x})
 
@@ -454,7 +454,7 @@ def test_generation_with_a_cache_counts_all_keys():
     found = flow(model, step, modality=kinds)
     whole = flow(model, {name: value[:1] for name, value in inputs.items()})
     last = observe(model, {name: value[:1] for name, value in inputs.items()})[2].weights[0, :, -1]
-    close(found.layers[0].imf[0], last[:, kinds[0] == 1].sum(-1), 1e-5)
+    check_close(found.layers[0].imf[0], last[:, kinds[0] == 1].sum(-1), 1e-5)
     assert found.counts.tolist() == whole.counts.tolist()
 
 
@@ -489,7 +489,7 @@ def test_words_and_tables():
     assert len(found.heads()) == 8
     table = found.to_pandas()
     assert len(table) == 2 * 2 * 4 * 4
-    close(table.groupby(["layer", "sample", "head", "queries"]).mass.sum().tolist(), np.ones(32), 1e-9)
+    check_close(table.groupby(["layer", "sample", "head", "queries"]).mass.sum().tolist(), np.ones(32), 1e-9)
     pytest.importorskip("matplotlib").use("Agg")
     assert found.plot().get_ylabel() == "share of attention"
     assert found.plot_heads().get_xlabel() == "head"
