@@ -22,11 +22,11 @@ def prepare(folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     for file in BESIDE.glob("*.npz"):
         if not (folder / file.name).is_file():
-            _write(folder / file.name, *(read(file, split) for split in ("train", "test")))
+            write(folder / file.name, *(read(file, split) for split in ("train", "test")))
     for name in PACKAGED:
         if not (folder / f"{name}.npz").is_file():
             try:
-                _write(folder / f"{name}.npz", *archive(name))
+                write(folder / f"{name}.npz", *archive(name))
             except HeedfulError:
                 continue
     names = sorted(file.stem for file in folder.glob("*.npz"))
@@ -40,7 +40,8 @@ def load(folder: Path, name: str) -> tuple[SeriesData, SeriesData]:
     return read(folder / f"{name}.npz", "train"), read(folder / f"{name}.npz", "test")
 
 
-def _write(file: Path, train: SeriesData, test: SeriesData) -> None:
+def write(file: Path, train: SeriesData, test: SeriesData) -> None:
+    """Both parts as one .npz."""
     arrays = {}
     for split, data in (("train", train), ("test", test)):
         arrays |= {f"X_{split}": _array(data.X), f"y_{split}": data.y}

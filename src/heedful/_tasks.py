@@ -53,7 +53,7 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("series", {".npz": ("X",), ".ts": ()}, "read", ("SeriesClassifier",), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts"),
+        Task("series", {".npz": ("X",), ".ts": ()}, "read", ("SeriesClassifier", "SeriesRegressor"), ".npz with X and y, or X_train and y_train, X_test and y_test; or .ts", chooser="estimator_for"),
         Task("geometry", {".npz": ("X",), ".csv": ("case",), ".parquet": ("case",)}, "read", ("EquivariantRegressor", "EquivariantClassifier"), ".npz with X, y and lengths, --task geometry; or .csv and .parquet with a row for each point, columns case and target"),
         Task("events", {".csv": ("sequence", "time"), ".parquet": ("sequence", "time"), ".npz": ("times", "offsets")}, "read", ("NextEvent",), ".csv and .parquet with a row for each event, columns sequence, time and type, or others that --sequence, --time-column and --type name; or .npz with times, offsets and types", labelled=False),
         Task("tables", {".csv": (), ".parquet": (), ".npz": ("X",)}, "read", ("DatapointClassifier", "DatapointRegressor", "InContextClassifier", "InContextRegressor", "TransportClassifier"), ".csv and .parquet with a row for each case, --target names the column to predict; or .npz with X and y, --task tables", chooser="estimator_for", offers=("InContextClassifier", "DatapointClassifier")),

@@ -411,6 +411,9 @@ def _free(out: Path, overwrite: bool) -> Path:
 
 
 def _outcome(model: Any, data: Any) -> dict[str, Any]:
+    if hasattr(model, "loo_score_"):
+        name = type(model).__name__
+        return {"data": repr(data), "estimator": name, f"leave_one_out_{model.metric}": model.loo_score_}
     if not hasattr(model, "training_"):
         return {"data": repr(data), "estimator": type(model).__name__, **_prefixed(model.held_out())}
     training = model.training_
@@ -435,7 +438,12 @@ def _summary(outcome: dict[str, Any]) -> str:
     if "epochs" in outcome:
         again = f", going on after epoch {outcome['resumed_after_epoch']}" if outcome["resumed_after_epoch"] else ""
         trained = f"trained for {quantity(outcome['epochs'], 'epoch')}{again}; the best is {outcome['best_epoch']}"
-    measured = [
+    alone = [name for name in outcome if name.startswith("leave_one_out_")]
+    if alone:
+        trained = f"{outcome['estimator']}: convolution features and a ridge, without training; --method network trains a network"
+        trained = trained if outcome["estimator"] == "SeriesClassifier" else trained.split(";")[0]
+    measured = [f"leave-one-out {name.removeprefix('leave_one_out_')} {outcome[name]:.4f}" for name in alone]
+    measured += [
         f"held-out {name.removeprefix('held_out_')} {value:.4f}"
         for name, value in outcome.items()
         if name.startswith("held_out_") and name != "held_out_loss" and value is not None

@@ -36,7 +36,9 @@ class SeriesData:
         lengths = sorted({case.shape[-1] for case in self.X}) if isinstance(self.X, list) else [first.shape[-1]]
         steps = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         channels = first.shape[0] if first.ndim == 2 else 1
-        classes = f", {quantity(len(np.unique(self.y)), 'class', 'classes')}" if self.y is not None else ""
+        classes = "" if self.y is None else f", {quantity(len(np.unique(self.y)), 'class', 'classes')}"
+        if self.y is not None and estimator_for(self.y) == "SeriesRegressor":
+            classes = ", numbers to predict"
         unit = "step" if lengths == [1] else "steps"
         return f"{self.name}: {len(self)} series of {quantity(channels, 'channel')}, {steps} {unit}{classes}"
 
@@ -184,4 +186,11 @@ def estimator_for(y: Any, X: Any = None, options: Collection[str] = ()) -> str:
     ('SeriesClassifier', 'SeriesRegressor')
     """
     y = np.asarray(y)
-    return "SeriesRegressor" if y.dtype.kind == "f" and (y != np.round(y)).any() else "SeriesClassifier"
+    if y.dtype.kind != "f" or not (y != np.round(y)).any():
+        return "SeriesClassifier"
+    foreign = sorted(set(options) - {"kernel", "segments", "features", "device", "random_state"})
+    if foreign:
+        raise InvalidArgument(
+            f"y holds numbers with fractions, for SeriesRegressor, which has no {', '.join(foreign)}; leave that out, or give classes"
+        )
+    return "SeriesRegressor"
