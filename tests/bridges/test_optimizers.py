@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from heedful import InvalidArgument, Unsupported
-from heedful.bridges.optimizers import Lamb, Lookahead, new_optimizer
+from heedful.bridges.optimizers import Lamb, Lookahead, MuonAdamW, new_optimizer, orthogonal
 from heedful.bridges.record import Hyperparameters
 
 SHAPES = {"matrix": (5, 3), "long": (7,), "zero": (11,), "number": ()}
@@ -147,7 +147,7 @@ def test_wrong_arguments_say_what_to_do():
         (lambda: Lookahead(Lamb([weight]), every=0), "every must be a whole number from 1 on"),
         (lambda: Lookahead(Lamb([weight]), alpha=0), "alpha must be"),
         (lambda: Lookahead(Lamb([weight]), slow="late"), "slow must be one of initial, first-sync; got 'late'"),
-        (lambda: Hyperparameters(optimizer="LAMB"), "class of torch.optim, .* or be one of Lamb, LookaheadLamb; got 'LAMB'"),
+        (lambda: Hyperparameters(optimizer="LAMB"), "class of torch.optim, .* or be one of Lamb, LookaheadLamb, MuonAdamW; got 'LAMB'"),
         (lambda: Hyperparameters(optimizer=None), "got None"),
         (lambda: Hyperparameters(optimizer="Optimizer"), "got 'Optimizer'"),
         (lambda: Hyperparameters(flat=1.1), "flat must be a number from 0 to 1; got 1.1"),
@@ -239,3 +239,64 @@ def test_a_stopped_training_with_lookahead_goes_on_to_the_same_weights(tmp_path,
     assert again.resumed == 3
     assert again.epochs == done.epochs
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_muon_and_adamw_beside_those_of_torch(weight_decay):
+    """Matrices as torch's own Muon moves them, each by itself; vectors and small matrices as its AdamW does."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {
+        "square": (37, 37),
+        "twin": (37, 37),
+        "tall": (53, 32),
+        "wide": (32, 41),
+        "thin": (31, 64),
+        "vector": (17,),
+    }
+    starts = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+    ours, theirs = ({name: nn.Parameter(start.clone()) for name, start in starts.items()} for _ in range(2))
+    matrices = [name for name, size in sizes.items() if len(size) == 2 and min(size) >= 32]
+    optimizer = MuonAdamW(ours.values(), lr=0.03, weight_decay=weight_decay)
+    muon = torch.optim.Muon(
+        [theirs[name] for name in matrices], lr=0.03, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [theirs[name] for name in sizes if name not in matrices]
+    adam = torch.optim.AdamW(rest, lr=0.03, weight_decay=weight_decay, betas=(0.9, 0.98))
+    for _ in range(7):
+        for name, size in sizes.items():
+            ours[name].grad = torch.randn(size, generator=generator)
+            theirs[name].grad = ours[name].grad.clone()
+        for one in (optimizer, muon, adam):
+            one.step()
+    for name in sizes:
+        bound = 3e-2 if name in matrices else 1e-5  # orthogonal matrices are found in bfloat16
+        assert (ours[name] - theirs[name]).abs().max() < bound, name
+    values = torch.linalg.svdvals(orthogonal(torch.randn(3, 40, 60, generator=generator)).float())
+    assert 0.3 < values.min() < values.max() < 1.4
+
+
+def test_muon_goes_on_from_a_file():
+    def weights():
+        generator = torch.Generator().manual_seed(1)
+        return [nn.Parameter(torch.randn(size, generator=generator)) for size in ((33, 35), (5,))]
+
+    def moved(optimizer, own, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            for weight in own:
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            optimizer.step()
+
+    first = weights()
+    optimizer = MuonAdamW(first, lr=0.01)
+    moved(optimizer, first, 3, 0)
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "weights": [weight.detach() for weight in first]}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    second = [nn.Parameter(weight) for weight in saved["weights"]]
+    other = MuonAdamW(second, lr=0.01)
+    other.load_state_dict(saved["optimizer"])
+    moved(optimizer, first, 2, 1)
+    moved(other, second, 2, 1)
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))

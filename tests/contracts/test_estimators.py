@@ -38,7 +38,13 @@ from heedful.events import NextEvent
 from heedful.geometry import EquivariantClassifier, EquivariantRegressor
 from heedful.ranking import ListReranker
 from heedful.series import SeriesClassifier
-from heedful.tables import DatapointClassifier, DatapointRegressor, TransportClassifier
+from heedful.tables import (
+    DatapointClassifier,
+    DatapointRegressor,
+    InContextClassifier,
+    InContextRegressor,
+    TransportClassifier,
+)
 from small import Coordinates, CubeClassifier, Numbers, Order, PairVectors, lists, table
 
 NOT_RUN = {"check_array_api_input": "scikit-learn skips it unless SCIPY_ARRAY_API is set before scipy is imported"}
@@ -136,6 +142,14 @@ SETS = {
     "random_state": 0,
 }
 OPTIONS = {"embed_dim": 8, "num_heads": 2, "rank": 3, "epochs": 6, "lr": 0.03, "dropout": 0.0, "batch_size": 32}
+KEPT = {"variants": 2, "precision": "float64"}
+KEPT_WRONG = {
+    "variants": 0,
+    "context_size": 1,
+    "precision": "half",
+    "random_state": "x",
+    "device": "cuda:99",
+}
 ROWS = {
     "embed_dim": 4,
     "row_tokens": 2,
@@ -185,6 +199,12 @@ ESTIMATORS = {
     "numbers of rows": Listed(
         partial(DatapointRegressor, **ROWS | {"p_feature": 0.0}), numbers, 56, UNWEIGHTED,
         wrong=TRAINED | {"p_feature": 1.0, "tradeoff": 2.0, "context_size": 0}, search={"members": [1, 2]}, missing=True,
+    ),
+    "classes without training": Listed(
+        partial(InContextClassifier, **KEPT), classes, 53, answer="predict_proba", wrong=KEPT_WRONG, search={"variants": [1, 2]}, missing=True,
+    ),
+    "numbers without training": Listed(
+        partial(InContextRegressor, **KEPT), numbers, 50, wrong=KEPT_WRONG, search={"variants": [1, 2]}, missing=True,
     ),
     "classes by transport": Listed(
         partial(TransportClassifier, **{"hidden": 16, "members": 2, "epochs": 12, "lr": 0.02, "predict_dtype": "float64", "random_state": 0}), classes, 66,

@@ -256,8 +256,10 @@ def test_bfloat16_says_nearly_the_same():
     assert np.abs(model.set_params(precision="bfloat16").predict_proba(x[101:]) - exact).max() < 0.1
 
 
-def test_which_estimator_a_table_gets():
+def test_which_estimator_a_table_gets(monkeypatch):
     x = np.zeros((40, 3))
+    assert estimator_for(["a", "b"] * 20, x) == "DatapointClassifier"
+    monkeypatch.setattr("heedful.tables.files.ROWS", 1000)
     assert estimator_for(["a", "b"] * 20, x) == "InContextClassifier"
     assert estimator_for(np.arange(40) / 3, x) == "InContextRegressor"
     assert estimator_for(["a", "b"] * 20, x, {"preset"}) == "DatapointClassifier"

@@ -1,4 +1,4 @@
-"""Optimizers that torch has not: LAMB, and Lookahead around any other."""
+"""Optimizers that torch has not: LAMB, Lookahead around any other, and Muon with AdamW for what is no matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument, Unsupported
 
-__all__ = ["Lamb", "Lookahead", "check_optimizer", "new_optimizer"]
+__all__ = ["Lamb", "Lookahead", "MuonAdamW", "check_optimizer", "new_optimizer"]
 
 Slow = Literal["initial", "first-sync"]
 
@@ -162,15 +162,126 @@ class Lookahead(Optimizer):
         self.count, self.param_groups = state_dict["count"], self.optimizer.param_groups
 
 
+class MuonAdamW(Optimizer):
+    r"""Muon (Jordan et al. 2024) for matrices with 32 rows and columns at least, AdamW for all else.
+
+    $$b \leftarrow \mu b + (1 - \mu) g, \qquad p \leftarrow (1 - \eta \lambda) p - 0.2 \sqrt{\max(r, c)}\, \eta\, \mathrm{orth}(\mu b + (1 - \mu) g)$$
+
+    for a matrix $p$ of r rows and c columns, with $\eta$ `lr`, $\lambda$ `weight_decay` and $\mu$ `momentum`; orth brings all singular values near 1 by five steps of
+    Newton and Schulz in bfloat16, and the factor gives updates the size of AdamW's, so that one `lr` serves both. Matrices of one shape are moved together: torch's `Muon` takes each by itself, and takes no vectors.
+
+    >>> import torch
+    >>> network = torch.nn.Linear(64, 32)
+    >>> optimizer = MuonAdamW(network.parameters(), lr=0.1)
+    >>> network(torch.ones(5, 64)).sum().backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+    ) -> None:
+        check_number(least=0, lr=lr, weight_decay=weight_decay)
+        check_number(0, eps=eps)
+        first, second = betas
+        check_number(least=0, high=1, first_beta=first, second_beta=second, momentum=momentum)
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; `closure`, where given, computes the gradients and the loss, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            shapes: dict[Any, list[Tensor]] = {}
+            others = []
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                if weight.grad.is_sparse:
+                    raise Unsupported("MuonAdamW takes no sparse gradients; torch.optim.SparseAdam does")
+                if weight.ndim == 2 and min(weight.shape) >= LEAST:
+                    shapes.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
+                else:
+                    others.append(weight)
+            for weights in shapes.values():
+                self._turn(weights, group)
+            if others:
+                self._walk(others, group)
+        return loss
+
+    def _turn(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Matrices of one shape."""
+        momentum, lr, shape = group["momentum"], group["lr"], weights[0].shape
+        for weight in weights:
+            self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+        means = [self.state[weight]["momentum"] for weight in weights]
+        gradients = [_gradient(weight) for weight in weights]
+        torch._foreach_lerp_(means, gradients, 1 - momentum)
+        ahead = torch._foreach_lerp(gradients, means, momentum)
+        update = orthogonal(torch.stack(list(ahead))).to(weights[0].dtype)
+        torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(weights, list(update.unbind(0)), alpha=-0.2 * max(shape) ** 0.5 * lr)
+
+    def _walk(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """AdamW."""
+        first, second = group["betas"]
+        for weight in weights:
+            state = self.state[weight]
+            if not state:
+                state["mean"], state["square"] = torch.zeros_like(weight), torch.zeros_like(weight)
+                state["step"] = 0
+            state["step"] += 1
+        gradients = [_gradient(weight) for weight in weights]
+        means, squares = ([self.state[weight][name] for weight in weights] for name in ("mean", "square"))
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        steps = [self.state[weight]["step"] for weight in weights]
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, [(1 - second**step) ** 0.5 for step in steps])
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_addcdiv_(weights, means, roots, [-group["lr"] / (1 - first**step) for step in steps])
+
+
+LEAST = 32
+"""Rows and columns that a matrix has at least to be turned as one."""
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """The nearest orthogonal matrices to `(n, rows, columns)`, roughly: singular values come to lie between 0.7 and 1.2; in bfloat16."""
+    tall = x.shape[1] > x.shape[2]
+    x = (x.mT if tall else x).bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (2.0315 * square @ square - 4.775 * square) @ x
+    return x.mT if tall else x
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
 def _lookahead_lamb(parameters: Iterable[Any], **options: Any) -> Optimizer:
     return Lookahead(Lamb(parameters, **options))
 
 
-OWN: dict[str, Callable[..., Optimizer]] = {"Lamb": Lamb, "LookaheadLamb": _lookahead_lamb}
+OWN: dict[str, Callable[..., Optimizer]] = {"Lamb": Lamb, "LookaheadLamb": _lookahead_lamb, "MuonAdamW": MuonAdamW}
 
 
 def check_optimizer(name: Any) -> Callable[..., Optimizer]:
-    """The optimizer of this name: a class of `torch.optim`, `"Lamb"`, or `"LookaheadLamb"` (Lookahead around Lamb, as published)."""
+    """The optimizer of this name: a class of `torch.optim`, `"Lamb"`, `"LookaheadLamb"` (Lookahead around Lamb, as published), or `"MuonAdamW"`."""
     if isinstance(name, str) and name in OWN:
         return OWN[name]
     kind = getattr(torch.optim, name, None) if isinstance(name, str) else None

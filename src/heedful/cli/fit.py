@@ -79,8 +79,8 @@ def fit(
     """Trains a model on the data of a file and saves it to a folder.
 
     If it is killed, the same command continues where it stopped; at most one
-    epoch is lost. A small table needs no training: unless an option of a
-    trained estimator is given, its rows are kept, and answers look at them.
+    epoch is lost. --estimator InContextClassifier and InContextRegressor keep the
+    rows of a small table instead, and answers look at them.
     """
     kind: Task = ctx.meta["heedful.task"]
     _check_file(file)

@@ -101,8 +101,10 @@ class InContext(Estimator):
     def _check(self) -> None:
         check_whole(variants=self.variants)
         check_whole(2, context_size=self.context_size)
-        check_choice(("auto", "float32", "bfloat16"), precision=self.precision)
+        check_choice(("auto", "bfloat16", "float32", "float64"), precision=self.precision)
         device_of(self.device)
+        if self.random_state is not None and not isinstance(self.random_state, np.random.RandomState):
+            seed_of(self.random_state)
 
     def _tell(self) -> None:
         """Warns where a table is larger than what the network was trained on."""
@@ -137,7 +139,12 @@ class InContext(Estimator):
 
     def _values(self, cells: np.ndarray) -> Tensor:
         scaled = torch.from_numpy(self.columns_.standardised(cells))
-        return scaled.to(device_of(self.device), torch.float32)
+        return scaled.to(device_of(self.device), self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of weights and cells; what is multiplied may be in bfloat16."""
+        return torch.float64 if self.precision == "float64" else torch.float32
 
     def _codes(self, target: np.ndarray) -> Tensor:
         """Targets as the network takes them."""
@@ -211,7 +218,7 @@ class InContext(Estimator):
         return torch.from_numpy(np.stack(drawn))
 
     def _network_here(self, device: torch.device) -> InContextNetwork:
-        network = placed(self.network_, device)
+        network = placed(self.network_, device, self._dtype)
         assert isinstance(network, InContextNetwork)
         return network
 

@@ -96,6 +96,7 @@ def pretrain(
     cells: int = 300_000,
     easy: float = 0.2,
     lr: float = 1e-3,
+    optimizer: str = "AdamW",
     average: float | None = 0.998,
     targets: Sequence[str] | None = None,
     seed: int = 0,
@@ -120,7 +121,7 @@ def pretrain(
         held_out, cells // 6, seed=12345, device=device, size=size, numbers=network.numbers, epoch=HELD_OUT
     )
     how = Hyperparameters(
-        epochs, 1, lr, "AdamW", 0.01, 1.0, None, seed, "cosine", min(0.5, 150 / (epochs * steps)), precision="auto", average=average
+        epochs, 1, lr, optimizer, 0.01, 1.0, None, seed, "cosine", min(0.5, 150 / (epochs * steps)), precision="auto", average=average
     )  # fmt: skip
 
     def loss(network: InContextNetwork, *batch: Any) -> Tensor:

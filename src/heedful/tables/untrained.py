@@ -22,7 +22,7 @@ _ARGS = """
         categorical: columns that are categories though they hold numbers: names or places with commas between them; `"auto"` takes text and pandas' categories. In Python also a list.
         variants: in how many ways the table is said; answers are averaged.
         context_size: rows that a variant sees, at most; where there are more, each has drawn ones of its own.
-        precision: what is computed in: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 where the device has instructions for it, else float32.
+        precision: what is computed in: `"bfloat16"`, `"float32"`, `"float64"`, or `"auto"`: bfloat16 where the device has instructions for it, else float32. May be set after `fit`.
         random_state: decides how the table is said, and which rows and columns are drawn.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
 """
@@ -34,7 +34,7 @@ _HOW = """
     to them, never to other asked rows. The table is said in several ways, columns under other identities and levels and classes under other names, and answers are averaged.
 
     It was trained on tables of 30 to 600 rows and 1 to 50 columns. Of more rows each variant sees drawn ones of its own, and of more columns too; both are told by a
-    warning. Where there are thousands of rows, boosted trees are better (`docs/tables-without-training.md`).
+    warning. Where there are thousands of rows, boosted trees are better (`docs/untrained.md`).
 """
 
 
@@ -97,7 +97,8 @@ class InContextClassifier(InContext, Classifier):
 
     def predict(self, X: Any, *, context: Any = None) -> np.ndarray:
         """The class of largest probability for each row; for `context` see `predict_proba`."""
-        return self.classes_[self.predict_proba(X, context=context).argmax(1)]
+        best = self.predict_proba(X, context=context).argmax(1)
+        return self.classes_[best]
 
     def evaluate(self, X: Any, y: Any = None, *, context: Any = None) -> dict[str, float]:
         """Accuracy and the mean of -log p on labelled rows; y may be a column of the frame X, named by `target`."""
@@ -136,7 +137,7 @@ class InContextRegressor(InContext, Regressor):
         return 0
 
     def _codes(self, target: np.ndarray) -> Tensor:
-        return torch.from_numpy((target - self.target_mean_) / self.target_scale_).float()
+        return torch.from_numpy((target - self.target_mean_) / self.target_scale_).to(self._dtype)
 
     def _as_target(self, y: np.ndarray) -> np.ndarray:
         return as_numbers(y)
