@@ -39,7 +39,7 @@ SIDE = 64  # pixels
 MEAN, STD = 0.12, 0.14
 NUMBERS = dict(zip(VOCABULARY, range(len(VOCABULARY)), strict=True))
 CAPTION = re.compile(
-    r"a (?P<a>\w+ \w+ \w+) (?:in the (?P<row>top|bottom) (?P<column>left|right)|(?P<word>left of|right of|above|below) a (?P<b>\w+ \w+ \w+))"
+    r"a (?P<first>\w+ \w+ \w+) (?:in the (?P<row>top|bottom) (?P<column>left|right)|(?P<word>left of|right of|above|below) a (?P<second>\w+ \w+ \w+))"
 )
 
 
@@ -187,13 +187,13 @@ class Shapes:
             return re.sub("left|right|above|below", lambda word: INVERSE[word[0]], caption)
         found = _parsed(caption)
         if kind == "swap":
-            return f"a {found['b']} {found['word']} a {found['a']}"
+            return f"a {found['second']} {found['word']} a {found['first']}"
         rng = self._generator(i, 2000 + f)
         words = {"colour": COLOURS[: self.of.colours], "shape": SHAPES[: self.of.shapes], "size": SIZES}
         while True:
             if kind == "location":
                 row, column = ("top", "bottom")[rng.integers(2)], ("left", "right")[rng.integers(2)]
-                foil = f"a {found['a']} in the {row} {column}"
+                foil = f"a {found['first']} in the {row} {column}"
             else:
                 side = 0 if located else int(rng.integers(2))
                 new = words[kind][rng.integers(len(words[kind]))]
@@ -283,10 +283,10 @@ def holds(caption: str, scene: Scene | Sequence[Thing]) -> bool:
     """
     found = _parsed(caption)
     things = scene.things if isinstance(scene, Scene) else tuple(scene)
-    first = [thing for thing in things if str(thing) == found["a"]]
+    first = [thing for thing in things if str(thing) == found["first"]]
     if found["word"] is None:
         return any(_quadrant(thing) == f"{found['row']} {found['column']}" for thing in first)
-    second = [thing for thing in things if str(thing) == found["b"]]
+    second = [thing for thing in things if str(thing) == found["second"]]
     word = found["word"].split()[0]
     axis = "column" if word in ("left", "right") else "row"
     sign = 1 if word in ("left", "above") else -1
