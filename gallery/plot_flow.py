@@ -155,7 +155,11 @@ def main(picture: Path) -> None:
     for one in checked.heads:
         if (one.layer, one.head) in heads:
             ax.annotate(
-                f"head {one.layer}.{one.head}", (one.lift, one.effect), xytext=(5, 5), textcoords="offset points"
+                f"head {one.layer}.{one.head}",
+                (one.lift, one.effect),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="center",
             )
     ax.set_ylabel("accuracy lost without the head")
     ax.margins(0.12)

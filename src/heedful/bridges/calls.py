@@ -101,7 +101,9 @@ def rounding(call: Watched) -> float:
     allowed = CLOSE.get(dtype, 1e-1)
     if call.query is None or call.key is None or dtype.itemsize > 2 or call.key.shape[-2] == 0:
         return allowed
-    largest = call.query.float().norm(dim=-1).max() * call.key.float().norm(dim=-1).max() / call.query.shape[-1] ** 0.5
+    # In float32 without a copy in it: a long sequence has little room.
+    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in (call.query, call.key)]
+    largest = longest[0] * longest[1] / call.query.shape[-1] ** 0.5
     return min(0.5, allowed + torch.finfo(dtype).eps * float(largest))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -260,22 +260,35 @@ def _install() -> None:
     _attend.WATCHERS.append(_attended)
     _installed.append(lambda: _attend.WATCHERS.remove(_attended))
     plain, whole = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
-    for function, watched in ((plain, _scaled_dot_product(plain)), (whole, _multi_head(whole))):
-        _swap(function, watched)
-        # Sought anew: a module that was imported meanwhile took the watched one.
-        _installed.append(partial(_swap, watched, function))
+    swaps = ((plain, _scaled_dot_product(plain)), (whole, _multi_head(whole)))
+    _swap(swaps)
+    # Sought anew: a module that was imported meanwhile took the watched one.
+    _installed.append(partial(_swap, tuple((watched, function) for function, watched in swaps)))
     if "transformers" in sys.modules:
         _install_transformers()
 
 
-def _swap(function: Callable[..., Any], watched: Callable[..., Any]) -> None:
-    """Puts a watched function in the place of another, under every name that modules outside of torch gave it."""
+# Modules that were looked through: which one has the name, how many names it had, and under which of these the functions were.
+_looked: dict[str, tuple[int, int, tuple[str, ...]]] = {}
+
+
+def _swap(swaps: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
+    """Puts watched functions in the place of others, or back, under every name that modules outside of torch gave them.
+
+    There are thousands of modules, which are looked through again where their number of names has changed.
+    """
+    sought = [function for pair in swaps for function in pair]
     for place, module in list(sys.modules.items()):
-        if place != "torch.nn.functional" and place.startswith(("torch.", *KNOWN_CALLERS)):
-            continue
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is function:
-                setattr(module, name, watched)
+        names: dict[str, Any] = getattr(module, "__dict__", {})
+        known = _looked.get(place)
+        if known is None or known[:2] != (id(module), len(names)) or place == "__main__":
+            ours = place != "torch.nn.functional" and place.startswith(("torch.", *KNOWN_CALLERS))
+            held = () if ours else tuple(n for n, value in list(names.items()) if any(value is f for f in sought))
+            known = _looked[place] = (id(module), len(names), held)
+        for name in known[2]:
+            for old, new in swaps:
+                if names.get(name) is old:
+                    setattr(module, name, new)
 
 
 def _install_transformers() -> None:

@@ -7,7 +7,7 @@ query gives to the keys of a kind, exactly. Backward, $f^T A$ is the gradient of
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful import masks
 from heedful._attend import attend
@@ -32,11 +32,14 @@ def masses(call: Watched, columns: Tensor) -> Tensor:
     if query.dtype.itemsize < 4 and query.device.type == "cpu":
         query, key, bias = query.float(), key.float(), None if bias is None else bias.float()
     own = key.shape[1] if columns.shape[1] == 1 else columns.shape[1]
-    value = columns.to(query.dtype).expand(batch, own, *columns.shape[2:])
+    count = columns.shape[-1]
+    # Fused kernels want widths that are multiples of 16.
+    value = nn.functional.pad(columns.to(query.dtype), (0, -count % 16)) if query.is_cuda else columns.to(query.dtype)
+    value = value.expand(batch, own, *value.shape[2:])
     mask = masks.join_transformers(call.mask, bias)
     out = attend(query, key, value, mask, is_causal=call.causal, enable_gqa=True, kernel=call.kernel)
     assert out.shape[:3] == (batch, heads, queries)
-    return out.to(torch.promote_types(out.dtype, torch.float32))
+    return out[..., :count].to(torch.promote_types(out.dtype, torch.float32))
 
 
 def pulled(call: Watched, rows: Tensor) -> Tensor:
