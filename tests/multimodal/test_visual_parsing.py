@@ -190,7 +190,7 @@ def test_saved_and_loaded(model, inputs, tmp_path):
 
 def test_compiled_it_gives_the_same(model, inputs):
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(**inputs).itm_logits, model(**inputs).itm_logits, atol=1e-4, rtol=1e-4)
 
 

@@ -69,6 +69,14 @@ def test_every_target_and_mask_runs(target, mask):
     assert not model.training
 
 
+@pytest.mark.parametrize("target", ["features", "ema", "pixels"])
+def test_in_sixteen_bits(target):
+    trainer = trained(small(mfr_target=target), precision="bfloat16")
+    assert all(math.isfinite(value) for value in trainer.losses_.values())
+    assert trainer.losses_["mfr"] == pytest.approx(1, abs=0.1)
+    assert {part.dtype for part in trainer.model.parameters()} == {torch.float32}
+
+
 def test_a_task_alone():
     for task in ("mlm", "itm", "mfr"):
         trainer = trained(small(), tasks=(task,))

@@ -16,8 +16,11 @@ from heedful.multimodal.model import VisualParsingConfig
 from heedful.multimodal.worlds import MEAN, STD, VOCABULARY
 
 try:
-    from transformers import AutoImageProcessor, AutoProcessor, BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
+    from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
     from transformers.image_processing_utils import BaseImageProcessor
+
+    # The package's own name for it asks for torchvision in some versions.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 except ImportError:
     raise MissingExtra("transformers", "hf") from None
 
