@@ -86,9 +86,11 @@ def main(picture: Path) -> None:
     axes = left.subplots(3, SHOWN, height_ratios=(3, 3, 2), squeeze=False)
     for at in range(SHOWN):
         above, middle, below = axes[:, at]
-        above.imshow(pictures[at])
-        middle.imshow(pictures[at].mean(-1), cmap="gray", vmin=0, vmax=1.5)
-        shown = middle.imshow(seen[at], extent=(-0.5, 63.5, 63.5, -0.5), cmap="inferno", alpha=0.6, vmin=0, vmax=4)
+        above.imshow(pictures[at].numpy())
+        middle.imshow(pictures[at].mean(-1).numpy(), cmap="gray", vmin=0, vmax=1.5)
+        shown = middle.imshow(
+            seen[at].numpy(), extent=(-0.5, 63.5, 63.5, -0.5), cmap="inferno", alpha=0.6, vmin=0, vmax=4
+        )
         for ax in (above, middle):
             ax.set(xticks=[], yticks=[])
         order = range(len(options))

@@ -48,9 +48,9 @@ def test_masks_are_exact_fast_and_never_of_padding():
 
 def test_words_are_hidden_as_bert_hides_them():
     torch.manual_seed(1)
-    ids = torch.randint(5, 49, (2000, 53))
+    ids = torch.randint(5, 49, (2600, 53))
     ids[:, 0], ids[:, 40], ids[:, 41:] = 1, 2, 0
-    words = 2000 * 39
+    words = 2600 * 39
     hidden, labels = mask_words(ids, mask_id=3, vocab_size=49, special=range(5), probability=0.15)
     chosen = labels != -100
     assert abs(chosen.sum() / words - 0.15) < 0.005

@@ -9,7 +9,7 @@ from torch import nn
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
-from transformers import AutoConfig, AutoModel, AutoProcessor, ViTConfig, ViTModel
+from transformers import AutoConfig, AutoModel, AutoProcessor, SwinConfig, SwinModel, ViTConfig, ViTModel
 
 from heedful import InvalidArgument, Unsupported, lens
 from heedful.multimodal import (  # fmt: skip
@@ -241,6 +241,22 @@ def test_another_vision_model(inputs, tmp_path):
     assert blind(**inputs).itm_logits.shape == (5, 2)
     with pytest.raises(Unsupported, match="gives no weights between all 17 image tokens"):
         blind.image_tokens(inputs["pixel_values"], attention=True)
+
+
+@pytest.mark.parametrize("window", [8, 4])
+def test_swin_sees_where_its_last_stage_is_one_window(window, inputs):
+    """A map of 8 x 8 tokens in its last stage: with windows of 8 attention there is global, with those of 4 it is not."""
+    sizes = {"embed_dim": 12, "depths": [1, 1], "num_heads": [2, 3], "window_size": window, "image_size": 64}
+    vision = SwinModel(SwinConfig(**sizes, patch_size=4, attn_implementation="eager"), add_pooling_layer=False)
+    model = VisualParsingModel(VisualParsingConfig(**SIZES, image_tokens=64, vision_width=24), vision).eval()
+    assert model(**inputs).last_hidden_state.shape == (5, 11 + 64, 24)
+    if window == 8:
+        tokens, weights = model.image_tokens(inputs["pixel_values"], attention=True)
+        torch.testing.assert_close(tokens, model.image_tokens(inputs["pixel_values"]))
+        torch.testing.assert_close(weights.sum(-1), torch.ones(5, 64))
+    else:
+        with pytest.raises(Unsupported, match="SwinModel gives no weights between all 64"):
+            model.image_tokens(inputs["pixel_values"], attention=True)
 
 
 def test_flow_knows_its_modalities(model, inputs):
