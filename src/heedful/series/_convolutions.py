@@ -194,8 +194,8 @@ class Shares:
 class Contests:
     r"""Hydra: kernels compete in groups of eight, and each step counts for the winner (Dempster et al. 2023, "Hydra").
 
-    At every step the largest convolution of a group adds its value to the winner's first feature, and the smallest adds 1 to its
-    second.
+    At every step the largest convolution of a group adds its value, where it is positive, to the winner's first feature, and the smallest
+    adds 1 to its second.
     """
 
     SIZE = 8
@@ -235,10 +235,10 @@ class Contests:
             # Outside of a series all values are zero: they add nothing above, and are no winners below.
             lowest = values.amin(2, keepdim=True).masked_fill_(outside, -torch.inf)
             least = layout.counts(values <= lowest)
-            values.mul_(values >= values.amax(2, keepdim=True))
+            values.mul_(values >= values.amax(2, keepdim=True)).clamp_(min=0.0)
             most = values.unflatten(3, (layout.segments, -1)).sum(4)
             parts.append(torch.stack((most, least), 3).flatten(1, 3))  # [n, groups x 8 x 2, S]
-        return torch.cat(parts, 1).clamp_(min=0.0).transpose(1, 2)
+        return torch.cat(parts, 1).transpose(1, 2)
 
     def state(self) -> dict[str, Tensor]:
         return {"dilations": torch.tensor(self.dilations), "weights": self.weights, "reads": self.reads}
