@@ -31,7 +31,7 @@ TWO = {"both": (0, 0, 1, 0), "chain": (0, 0, 0, 1)}
 WEAK, UNPLACED = "image positions of 0.02", "no text positions"
 CONTROLS: dict[str, dict[str, Any]] = {WEAK: {"image_positions": "small"}, UNPLACED: {"text_positions": "none"}}
 OBJECTS, PAIRS, BOTH, DIGITS = "objects as vectors", "pairs held out", "two relations trained on", "written digits"
-LENGTH = 20  # tokens of the longest caption of two relations
+LENGTH = 24  # tokens, of which a caption of two relations has up to 18
 TASKS: dict[str, Any] = {"tasks": ("mlm", "itm"), "weights": (0.3, 1.0, 0.0)}
 
 
