@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import heedful
-from experiments.recipe import Setting, hardware
+from experiments.recipe import Setting, Table, hardware
 from experiments.tabular import Data, clock, judged, one_thread, spread
 from heedful._files import write
 from heedful.tables import InContextClassifier, InContextNetwork, InContextRegressor
@@ -80,9 +80,9 @@ def trained(work: Path, kind: str, seed: int, device: str, how: Mapping[str, Any
 def trainings(setting: Setting, kind: str) -> list[dict[str, Any]]:
     """What is known of the trainings of all seeds: those that the work folder holds, or with `train` all, and the shipped one as the package says. With `train` the package's weights
     are replaced."""
-    if setting.quick:
-        return [trained(setting.work / "quick", kind, 0, setting.device, QUICK)] if kind == "classes" else []
     store = setting.store("trainings")
+    if setting.quick:
+        return [store.get(kind, lambda: trained(setting.work / "quick", kind, SHIPPED, setting.device, QUICK))]
     parts = {f"{kind}, seed {seed}": (setting.work, kind, seed, setting.device) for seed in SEEDS}
     if not setting.train:
         parts = {name: part for name, part in parts.items() if store.has(name)}
@@ -114,3 +114,12 @@ def ours(
     if data.classes:
         answers = spread(answers, made.classes_, data.classes)
     return {**judged(data.y[test], answers), "seconds": seconds, "device": hardware(device)}
+
+
+def table(trainings: list[dict[str, Any]]) -> Table:
+    """What is known of trainings; several may have shared a GPU."""
+    rows = [
+        [one["seed"], f"{one['held_out'][one['best'] - 1]:.4f}", one["best"], f"{one['seconds']:.0f}", one.get("at_once", 1), one["hardware"]]
+        for one in trainings
+    ]  # fmt: skip
+    return Table(["training, seed", "loss on new synthetic tables", "best epoch", "seconds", "at once", "on"], rows)

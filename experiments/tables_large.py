@@ -109,7 +109,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     every = [[table, *(f"{mean(of[table]['accuracy']):.4f}" for of in figures.values())] for table in names]
     return [
         f"Means over {len(names)} tables; ours on {', '.join(result['devices'])}, rivals on one core:",
-        Table(["model", "AUC", "accuracy", "-log p", "rank by AUC", "rank by accuracy", "rank by -log p", "seconds"], rows),
+        Table(["model", "AUC", "accuracy", "-log p", "rank by AUC", "rank by accuracy", "rank by -log p", "seconds"], rows, control="linear"),
         *([Bar("AUC of our best context size less the best boosted trees'", ahead, 0.0, shown="+.4f")] if boosted else []),
         "Every table, accuracy:",
         Table(["table", *figures], every),

@@ -70,7 +70,7 @@ def rivals(setting: Setting, jobs: int) -> dict[str, Any]:
 def run(setting: Setting) -> dict[str, Any]:
     trainings = prefitting.trainings(setting, "numbers")
     if setting.quick:
-        return {"quick": True, "trainings": [], "tables": [], "figures": {}, "devices": []}
+        return {"quick": True, "trainings": trainings, "tables": [], "figures": {}, "devices": []}
     names = (*REAL, *DRAWN)
     seeds = [seed for seed in SEEDS if prefitting.weights(setting.work, "numbers", seed).is_dir()]
     parts = {
@@ -97,7 +97,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     figures = {name: of for name, of in result["figures"].items() if len(of) == len(names)}
     own = [name for name in figures if name.startswith("ours")]
     if not own:
-        return ["No figures."]
+        return [prefitting.table(result["trainings"])]
     one = {name: of for name, of in figures.items() if name not in own[1:]}
     ranked = ranks(one, "r2")
     rows = [
@@ -106,16 +106,10 @@ def tables(result: dict[str, Any]) -> list[Block]:
         for name, of in figures.items()
     ]  # fmt: skip
     best = min(rank for name, rank in ranked.items() if name not in own)
-    trained = [
-        [training["seed"], f"{training['held_out'][training['best'] - 1]:.4f}", training["best"], f"{training['seconds']:.0f}", training["hardware"]]
-        for training in result["trainings"]
-    ]  # fmt: skip
     return [
         f"Explained share of the variance, means over three draws; ours on {', '.join(result['devices'])}, rivals on one core; ranks with ours of the shipped seed ({SHIPPED}) alone:",
-        Table(["model", *names, "mean", "rank", "seconds"], rows),
+        Table(["model", *names, "mean", "rank", "seconds"], rows, control="linear"),
         f"Over seeds of ours: {shown([mean([mean(figures[name][table]['r2']) for table in names]) for name in own])}.",
-        Table(["training, seed", "loss on new synthetic tables", "best epoch", "seconds", "on"], trained)
-        if trained
-        else "",
+        prefitting.table(result["trainings"]),
         Bar("mean rank, the best rival's less ours", best - ranked[own[0]], 0.0, shown=".2f"),
     ]
