@@ -37,7 +37,7 @@ from heedful.decomposition import KernelSVD
 from heedful.events import NextEvent
 from heedful.geometry import EquivariantClassifier, EquivariantRegressor
 from heedful.ranking import ListReranker
-from heedful.series import SeriesClassifier
+from heedful.series import SeriesClassifier, SeriesFeatures, SeriesRegressor
 from heedful.tables import (
     DatapointClassifier,
     DatapointRegressor,
@@ -91,7 +91,8 @@ class Listed:
 
     @property
     def is_trained(self):
-        return "epochs" in self.make().get_params()
+        params = self.make().get_params()
+        return "epochs" in params and params.get("method") != "kernel"
 
 
 def classes(steps=11):
@@ -150,6 +151,11 @@ KEPT_WRONG = {
     "random_state": "x",
     "device": "cuda:99",
 }
+DRAWN = {"features": 84, "random_state": 0}
+REDRAWN = NOT_RUN | {
+    "check_sample_weight_equivalence_on_dense_data": "biases are quantiles of drawn series, and of repeated ones others are drawn"
+}
+WRONG_DRAWS = {"segments": 0, "features": 83, "random_state": "x", "device": "cuda:99"}
 ROWS = {
     "embed_dim": 4,
     "row_tokens": 2,
@@ -172,6 +178,18 @@ ESTIMATORS = {
         ),
         cubes, 59, UNWEIGHTED | {"check_estimators_empty_data_messages": "it wants a message that names a shape of two axes"},
         "predict_proba", TRAINED | {"embed_dim": 9}, {"embed_dim": [4, 8]}, missing=True, frame=False,
+    ),
+    "series by convolutions": Listed(
+        partial(SeriesClassifier, **DRAWN | {"method": "kernel"}), classes, 60, REDRAWN, "predict_proba",
+        WRONG_DRAWS | {"method": "forest", "kernel": "cubic"}, {"features": [84, 168]}, missing=True,
+    ),
+    "numbers of series": Listed(
+        partial(SeriesRegressor, **DRAWN), numbers, 57, REDRAWN, wrong=WRONG_DRAWS | {"kernel": "cubic"},
+        search={"features": [84, 168]}, missing=True,
+    ),
+    "features of series": Listed(
+        partial(SeriesFeatures, **DRAWN), lambda: (table(30)[0], {}), 45, answer="transform",
+        wrong=WRONG_DRAWS | {"convolutions": "all"}, search={"segments": [1, 2]}, missing=True,
     ),
     "numbers of sets": Listed(
         partial(EquivariantRegressor, **SETS), numbers, 58, UNWEIGHTED, wrong=TRAINED | {"dim": 0, "group": "U", "width": 0},
