@@ -5,7 +5,8 @@ beforehand (100 as in the paper, but no more than 1,000 steps), and the last epo
 numbers are the best epoch on the test set**, of a network eight times as wide, with a rank and an eta chosen for each set:
 they are printed beside ours, and are no target for it. Our network: width 64, 8 heads, hidden 256, 2 layers, flattened head,
 batches of 16 (117 for PenDigits), RAdam 1e-3; rank 10, 5 rows per component (means of segments), eta 0.1 for every set.
-"none" leaves attention out: tokens meet in the head alone.
+"none" leaves attention out: tokens meet in the head alone. Beside them stands what one would take instead, MiniRocket with a ridge, as `series-rivals`
+measured it on the same splits (five seeds; PenDigits one).
 
 One process per core, two fewer beside a GPU. `--seconds 480` starts no fit later than that; the next run goes on.
 """
@@ -18,8 +19,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from experiments import series
-from experiments.recipe import Bar, Block, Setting, Table
+from experiments import rockets, series
+from experiments.recipe import FOLDER, Bar, Block, Setting, Table
 from heedful.nn import Primal
 
 PRIMAL = Primal(10, rank_multi=5)
@@ -45,6 +46,7 @@ BARS = {
     ("UWaveGestureLibrary", "primal"): 82.0,
 }
 MARGIN = 0.5
+RIVAL = "MiniRocket"
 
 
 def batch_size(cases: int) -> int:
@@ -105,8 +107,15 @@ def run(setting: Setting) -> dict[str, Any]:
         "quick": setting.quick,
         "sets": {name: {"cases": size, "epochs": min(at_most, epochs(size[0]))} for name, size in sizes.items()},
         "fits": [rows[name] for name in parts if name in rows],
+        "rival": rival(FOLDER / ".work" / "series-rivals", names),
         "wanted": len(parts),
     }
+
+
+def rival(work: Path, names: list[str]) -> dict[str, list[float]]:
+    """MiniRocket's accuracies by set, where `series-rivals` has measured them."""
+    rows = [row for row in rockets.results(work) if row["method"] == RIVAL and row["set"] in names]
+    return {name: [row["accuracy"] for row in rows if row["set"] == name] for name in names}
 
 
 def collected(result: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
@@ -118,13 +127,14 @@ def collected(result: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    accuracies = collected(result)
+    accuracies, beside = collected(result), result.get("rival", {})
     rows = [
         [
             name,
             " / ".join(map(str, about["cases"])),
             about["epochs"],
             *(_cell(accuracies[name][kind], PAPER.get(name, {}).get(kind)) for kind in ATTENTION),
+            _cell(beside.get(name, []), None),
         ]
         for name, about in result["sets"].items()
     ]
@@ -136,11 +146,13 @@ def tables(result: dict[str, Any]) -> list[Block]:
         if whole
     }
     if whole:
-        rows.append([f"**mean of {len(whole)} sets**", "", "", *(f"**{means[kind]:.1f}**" for kind in ATTENTION)])
+        others = [statistics.fmean(beside[name]) for name in whole if beside.get(name)]
+        last = f"**{statistics.fmean(others):.1f}**" if len(others) == len(whole) else ""
+        rows.append([f"**mean of {len(whole)} sets**", "", "", *(f"**{means[kind]:.1f}**" for kind in ATTENTION), last])
     fits = len(result["fits"])
     return [
         "Test accuracy in %, mean ± standard deviation over seeds; in brackets the paper's, the best epoch on the test set.",
-        Table(["data set", "train / test", "epochs", *ATTENTION], rows, control="none"),
+        Table(["data set", "train / test", "epochs", *ATTENTION, RIVAL], rows, control="none"),
         *_bars(accuracies, means),
         *_control(accuracies, means, whole),
         f"- Incomplete: {fits} of {result['wanted']} fits." if fits < result["wanted"] else "",

@@ -56,6 +56,7 @@ RECIPES = {
     "rerank-omniglot": Listed("the published tables are of landmarks, whose images cannot be had; figures of another implementation stand beside ours"),
     "rerank-text": Listed("the paper has no texts"),
     "rerank-transfer": Listed("the paper transfers between landmarks, whose images cannot be had"),
+    "series-rivals": Listed("its rivals are measured in the same run, not published", no_run=DATA),
     "symmetry-arithmetic": Listed("the paper has no experiment", no_run=LONG + "test_symmetry_faces.py"),
     "symmetry-bodies": Listed(),
     "symmetry-gaussian": Listed("the figure wanted is a bar of ours", "it measures times, beside SDPA's", no_run=GPU),
