@@ -1,11 +1,16 @@
 """Does self-attention among image tokens, before they meet the text, raise the attention between text and picture (Xue et al. 2021, their question and measure).
 
-Inter-modality flow (`heedful.lens.flow`) is the share of attention that goes from text to picture or back, by layer of fusion. Attention spread evenly over all tokens gives `chance`, lift is the share over that; M(text to picture) is what text
-tokens give to the picture. The mean over 300 pictures of the test's seed, each with a true caption, and the bootstrap interval of 95 % over pictures. The models are those that `vision-ablation` trained with its first seed, equal in size and steps: image tokens by
-convolutions, by self-attention, and by self-attention with MFR by attention or at random; then the one that `vision-pretrain` trained for longer, and one that learned nothing, the control. Models that are not there are trained first.
+Inter-modality flow (`heedful.lens.flow`) is the share of attention that goes from text to picture or back, by layer of
+fusion. Attention spread evenly over all tokens gives `chance`, lift is the share over that; M(text to picture) is what
+text tokens give to the picture. The mean over 300 pictures of the test's seed, each with a true caption, and the
+bootstrap interval of 95 % over pictures. The models are those that `vision-ablation` trained with its first seed, equal
+in size and steps: image tokens by convolutions, by self-attention, and by self-attention with MFR by attention or at
+random; then the one that `vision-pretrain` trained for longer, and one that learned nothing, the control. Models that
+are not there are trained first.
 
-Whether the measure says what matters is checked by zeroing heads: those with the largest lift, as many at random, and each alone, by how far the mean accuracy over all six kinds of foils falls. The paper prints its flow as a curve without numbers;
-its direction, more flow with self-attention, is what the bar asks for.
+Whether the measure says what matters is checked by zeroing heads: those with the largest lift, as many at random, and
+each alone, by how far the mean accuracy over all six kinds of foils falls. The paper prints its flow as a curve without
+numbers; its direction, more flow with self-attention, is what the bar asks for.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
 """A small model of pictures and texts, pre-trained from nothing: does it see colours, shapes, sizes and places, and find the picture of a text (Xue et al. 2021).
 
-`VisualParsingModel` as it comes (1.5 million parameters) learns from the world `shapes` by MLM, ITM and masked feature regression, whose hidden image tokens are chosen by attention and which begins after a
-fifth of the steps: 5,000 steps of 512 new pictures on one GPU, one seed. The model is kept in the work folder, where `vision-vqa`, `vision-retrieval` and `vision-flow` find it.
+`VisualParsingModel` as it comes (1.5 million parameters) learns from the world `shapes` by MLM, ITM and masked feature
+regression, whose hidden image tokens are chosen by attention and which begins after a fifth of the steps: 5,000 steps
+of 512 new pictures on one GPU, one seed. The model is kept in the work folder, where `vision-vqa`, `vision-retrieval`
+and `vision-flow` find it.
 
-Measured are, on 2,000 pictures of the test's seed as numpy draws them: how often a true caption scores above its foil, ties one half; how often a hidden word is guessed; and recall at the first place among 200 pictures
-and 200 texts, both ways, where whatever the caption is true of counts as right. The spread of image tokens is the smallest over all steps: where it falls to 0 the model has stopped seeing.
-The paper trains on photographs that cannot be had here; the column "prototype" is that of an earlier program of the same size on this world, in 4,500 steps of 1,024 pictures. Guessing is the control.
+Measured are, on 2,000 pictures of the test's seed as numpy draws them: how often a true caption scores above its foil,
+ties one half; how often a hidden word is guessed; and recall at the first place among 200 pictures and 200 texts, both
+ways, where whatever the caption is true of counts as right. The spread of image tokens is the smallest over all steps:
+where it falls to 0 the model has stopped seeing. The paper trains on photographs that cannot be had here; the column
+"prototype" is that of an earlier program of the same size on this world, in 4,500 steps of 1,024 pictures. Guessing is
+the control.
 """
 
 from __future__ import annotations

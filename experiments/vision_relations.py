@@ -1,15 +1,20 @@
-"""Where things are: does a small model of pictures and texts relate objects, and how far does what it learned reach (Xue et al. 2021, section 4.1 of ours).
+"""Where things are: does a small model of pictures and texts relate objects, and how far does what it learned reach.
 
-The world `shapes` (`heedful.multimodal.Shapes`): pictures of 2 or 3 coloured shapes with captions as "a large blue circle right of a small red cross". A foil is the caption with the
-relation inverted, the objects exchanged, another place, colour, shape or size; the figure is how often the true caption scores above its foil, ties one half, on 2,000 pictures of the
-test. A model that knows the position of the first object alone reaches 5 of 6 inverted relations. `VisualParsingModel` as it comes (1.5 million parameters, patches of 8, text and picture in one
-sequence), 2,500 steps of 256 new pictures, MLM and ITM without MFR, three seeds; each of these three trains alone on the device, so that its time counts.
+The world `shapes` (`heedful.multimodal.Shapes`): pictures of 2 or 3 coloured shapes with captions as "a large blue
+circle right of a small red cross". A foil is the caption with the relation inverted, the objects exchanged, another
+place, colour, shape or size; the figure is how often the true caption scores above its foil, ties one half, on 2,000
+pictures of the test. A model that knows the position of the first object alone reaches 5 of 6 inverted relations.
+`VisualParsingModel` as it comes (1.5 million parameters, patches of 8, text and picture in one sequence), 2,500 steps
+of 256 new pictures, MLM and ITM without MFR, three seeds; each of these three trains alone on the device, so that its
+time counts.
 
-Two controls change the positions alone: those of image tokens start at 0.02 beside features of size 1, and texts have none. Objects as vectors of zeros and ones in place of pictures show what is left where seeing is no question.
+Two controls change the positions alone: those of image tokens start at 0.02 beside features of size 1, and texts have
+none. Objects as vectors of zeros and ones in place of pictures show what is left where seeing is no question.
 
-How far it reaches: pictures of more objects than were trained on; captions of two relations, at once ("above left of") and in a row ("a left of b above c", longer than any text of the training); eight pairs of
-colour and shape that occur in no picture and no caption of the training; two-relation captions trained on; and written digits (scikit-learn's, other writers in the test) in place of drawn shapes.
-The paper has no such test.
+How far it reaches: pictures of more objects than were trained on; captions of two relations, at once ("above left of")
+and in a row ("a left of b above c", longer than any text of the training); eight pairs of colour and shape that occur
+in no picture and no caption of the training; two-relation captions trained on; and written digits (scikit-learn's,
+other writers in the test) in place of drawn shapes. The paper has no such test.
 """
 
 from __future__ import annotations

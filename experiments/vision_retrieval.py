@@ -1,10 +1,14 @@
 """Which picture is a text about, and which text tells of a picture: retrieval by whether both belong together (Xue et al. 2021, tables of Flickr30K).
 
-The model that `vision-pretrain` trained (it is trained first where it is not there) scores every pair of 200 pictures and 200 captions, half of relations and half of places, by the difference of its two logits of ITM,
-without further training; five such sets of the test's seed, the mean of their recalls. Right is every picture of which the caption is true, and every caption that is true of the picture.
+The model that `vision-pretrain` trained (it is trained first where it is not there) scores every pair of 200 pictures
+and 200 captions, half of relations and half of places, by the difference of its two logits of ITM, without further
+training; five such sets of the test's seed, the mean of their recalls. Right is every picture of which the caption is
+true, and every caption that is true of the picture.
 
-Beside it stands somebody who knows every object of every picture but not where it is: what can be had without places and relations, equal pictures in random order. It is the control. The published figures are of photographs
-with five captions each, among 1,000 pictures: text to image 73.5, 93.1 and 96.4, image to text 87.0, 98.4 and 99.5 (as later papers quote them).
+Beside it stands somebody who knows every object of every picture but not where it is: what can be had without places
+and relations, equal pictures in random order. It is the control. The published figures are of photographs with five
+captions each, among 1,000 pictures: text to image 73.5, 93.1 and 96.4, image to text 87.0, 98.4 and 99.5 (as later
+papers quote them).
 """
 
 from __future__ import annotations

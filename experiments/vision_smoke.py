@@ -1,10 +1,13 @@
 """Does a model of pictures and texts learn to see on a CPU: a check of minutes that pre-training is sound, for whoever changes it.
 
-The world `shapes` in its easy form (two large objects of four shapes and four colours), patches of 16, 64 numbers, 2 layers that see and 3 of fusion, all three tasks; 2,500 steps of 64 pictures on one core, each caption with one rival: half the time another picture's
-caption, else a foil of any kind. One seed.
+The world `shapes` in its easy form (two large objects of four shapes and four colours), patches of 16, 64 numbers, 2
+layers that see and 3 of fusion, all three tasks; 2,500 steps of 64 pictures on one core, each caption with one rival:
+half the time another picture's caption, else a foil of any kind. One seed.
 
-Measured after every 250 steps on 500 pictures of the test's seed: true captions above foils, ties one half. Three bars are healthy signs: colours are seen, the loss of matching is below that of guessing (0.693, which is the control), and image tokens stay apart
-(the smallest spread over all steps; 0 where the model has stopped seeing). The paper has no such check.
+Measured after every 250 steps on 500 pictures of the test's seed: true captions above foils, ties one half. Three bars
+are healthy signs: colours are seen, the loss of matching is below that of guessing (0.693, which is the control), and
+image tokens stay apart (the smallest spread over all steps; 0 where the model has stopped seeing). The paper has no
+such check.
 """
 
 from __future__ import annotations

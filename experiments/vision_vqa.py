@@ -1,11 +1,14 @@
 """Questions about pictures: six kinds, fine-tuned from the pre-trained model and from nothing (Xue et al. 2021, the table of VQA2).
 
-`VisualParsingClassifier` answers from a list of 24 by two layers on the state of `[CLS]`. It starts from the model that `vision-pretrain` trained (which is trained first where it is not there), or from nothing, and learns from new pictures with questions of
-all kinds, "what color is the ring", "what shape is the red one", "how many large thing", "is there a blue cross", "is the red ring left of the blue cross", "where is the red ring": batches of 256, for 300 steps and for
+`VisualParsingClassifier` answers from a list of 24 by two layers on the state of `[CLS]`. It starts from the model that
+`vision-pretrain` trained (which is trained first where it is not there), or from nothing, and learns from new pictures
+with questions of all kinds, "what color is the ring", "what shape is the red one", "how many large thing", "is there a
+blue cross", "is the red ring left of the blue cross", "where is the red ring": batches of 256, for 300 steps and for
 2,000. Answers yes and no are balanced.
 
-Measured is the share of right answers to the questions of numpy's world about 1,000 pictures of the test's seed, by kind. From nothing is the control, and the most frequent answer of each kind what can be had without looking. The published figure is of
-photographs: 74.0 on VQA2 (as later papers quote it).
+Measured is the share of right answers to the questions of numpy's world about 1,000 pictures of the test's seed, by
+kind. From nothing is the control, and the most frequent answer of each kind what can be had without looking. The
+published figure is of photographs: 74.0 on VQA2 (as later papers quote it).
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
 """What does a small model see? It learns from drawn scenes on the spot, and is asked which captions are true.
 
-A `heedful.multimodal.VisualParsingModel` of 0.1 million parameters learns from the easy form of the world `shapes` (two objects of four shapes and four colours) which captions belong to which picture. Left: pictures of the test, each with its
-caption and three foils: another colour, another shape, another place. A bar is the model's score, green for the true caption and red for foils; how often the green one is the longest, over all pictures, is in the title. Over each picture
-lies what the patches are given by the words of the true caption, all layers and heads together: words find the objects, not the ground. Right: how often true captions score above foils, by steps of training. Colours and places come first; shapes take longer than this picture does.
+A `heedful.multimodal.VisualParsingModel` of 0.1 million parameters learns from the easy form of the world `shapes` (two
+objects of four shapes and four colours) which captions belong to which picture. Left: pictures of the test, each with
+its caption and three foils: another colour, another shape, another place. A bar is the model's score, green for the
+true caption and red for foils; how often the green one is the longest, over all pictures, is in the title. Over each
+picture lies what the patches are given by the words of the true caption, all layers and heads together: words find the
+objects, not the ground. Right: how often true captions score above foils, by steps of training. Colours and places come
+first; shapes take longer than this picture does.
 
-Run `python gallery/plot_captions.py [picture.png]`. It takes a minute or two on a core, needs the extras hf, train and plot and no network.
+Run `python gallery/plot_captions.py [picture.png]`. It takes a minute or two on a core, needs the extras hf, train and
+plot and no network.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ def foil_accuracy(
 ) -> dict[str, float]:
     """For each kind of `FOILS` how often a true caption of a scene scores above its foil.
 
-    Captions are of relations for foils of `"relation"` and `"swap"`, of places for `"location"`, and of both for others; `weights` says otherwise. Foils that are true by accident
-    do not count. `about`, `vocabulary`, `counts` and `length` are as `Scenes.captions`, `Captions.tokens` and `Captions.foils` take them.
+    Captions are of relations for foils of `"relation"` and `"swap"`, of places for `"location"`, and of both for
+    others; `weights` says otherwise. Foils that are true by accident do not count. `about`, `vocabulary`, `counts` and
+    `length` are as `Scenes.captions`, `Captions.tokens` and `Captions.foils` take them.
     """
     device = pixel_values.device
     generator = torch.Generator(device).manual_seed(seed)

@@ -27,13 +27,15 @@ def attention_mask_tokens(
 ) -> Tensor:
     r"""Image tokens that are hidden together: one, and the `count` - 1 to which it attends most (Xue et al. 2021, section 3.3).
 
-    With p drawn uniformly the mask is $\{p\} \cup \operatorname{top}_{K-1} A_{p, \cdot}$, p excluded from the second set, equal weights by the lower place.
+    With p drawn uniformly the mask is $\{p\} \cup \operatorname{top}_{K-1} A_{p, \cdot}$, p excluded from the second
+    set, equal weights by the lower place.
 
     Args:
         attention: `(B, n, n)`, the mean over heads of the vision model's last layer.
         count: K, of at most n tokens.
         first: p `(B,)`; drawn by default.
-        valid: `(B, n)`, False at tokens that are padding: those are never hidden. A row with fewer than K tokens is hidden whole.
+        valid: `(B, n)`, False at tokens that are padding: those are never hidden. A row with fewer than K tokens is
+            hidden whole.
 
     Returns `(B, n)` bool with exactly K ones in each row.
 
@@ -96,7 +98,8 @@ def mask_words(
 ) -> tuple[Tensor, Tensor]:
     """Words hidden as BERT hides them, at least one of each text, and what was there.
 
-    Each token that is not `special` is chosen with `probability`; of the chosen, 80 % become `mask_id`, 10 % any token that is not special, 10 % stay.
+    Each token that is not `special` is chosen with `probability`; of the chosen, 80 % become `mask_id`, 10 % any token
+    that is not special, 10 % stay.
 
     Returns the changed tokens and labels, both like `input_ids`; a label is -100 where nothing was chosen.
 

@@ -34,11 +34,14 @@ class VisualParsingConfig(PretrainedConfig):  # type: ignore[misc]
     Args:
         vocab_size, text_length: words, and tokens of a text.
         hidden_size, num_attention_heads, num_hidden_layers: of the transformer over both modalities.
-        image_size, patch_size, num_channels, vision_layers: of the transformer on patches, which has the same width and heads.
-        image_tokens, vision_width: how many tokens, of how many numbers, the vision model gives; its own by default. Say them for another one (`vision=`).
-        text_positions, image_positions: `"sincos"` learns positions from sines and cosines as large as the features, which relations need. `"small"` (0.02) and
-            `"none"` are controls.
-        mfr_target: what hidden image tokens are regressed to: `"features"` of the vision model, those of its running mean (`"ema"`), or `"pixels"` of the patch.
+        image_size, patch_size, num_channels, vision_layers: of the transformer on patches, which has the same width and
+            heads.
+        image_tokens, vision_width: how many tokens, of how many numbers, the vision model gives; its own by default.
+            Say them for another one (`vision=`).
+        text_positions, image_positions: `"sincos"` learns positions from sines and cosines as large as the features,
+            which relations need. `"small"` (0.02) and `"none"` are controls.
+        mfr_target: what hidden image tokens are regressed to: `"features"` of the vision model, those of its running
+            mean (`"ema"`), or `"pixels"` of the patch.
         special_token_ids: tokens that pre-training never hides.
         num_labels, images: of a `VisualParsingClassifier`: answers, and pictures (1 or 2) to a text.
 
@@ -138,15 +141,18 @@ class VisualParsingModel(_Pretrained):
 
     $$E_v = \mathrm{LN}(V W_v + b_v + P_v + t_v), \qquad E_w = \mathrm{LN}(\mathrm{Emb}(w) + P_w + t_w), \qquad H = \mathrm{Blocks}([E_w; E_v]).$$
 
-    Positions P are as large as the features they are added to; where they are of size 0.02, relations between objects are not learned
-    (`heedful reproduce vision-relations`). Three heads serve pre-training: words (MLM), whether both belong together (ITM), hidden image tokens (MFR).
+    Positions P are as large as the features they are added to; where they are of size 0.02, relations between objects
+    are not learned (`heedful reproduce vision-relations`). Three heads serve pre-training: words (MLM), whether both
+    belong together (ITM), hidden image tokens (MFR).
 
     Args:
         config: sizes.
-        vision: another vision model; a module from `pixel_values` to tokens `(B, config.image_tokens, config.vision_width)`, or to what has them as
-            `last_hidden_state`. A folder does not keep it: give it to `from_pretrained` again.
+        vision: another vision model; a module from `pixel_values` to tokens `(B, config.image_tokens,
+            config.vision_width)`, or to what has them as `last_hidden_state`. A folder does not keep it: give it to
+            `from_pretrained` again.
 
-    The paper starts from BERT and Swin; ours is made of `heedful.nn` and starts from nothing. The published code was never released.
+    The paper starts from BERT and Swin; ours is made of `heedful.nn` and starts from nothing. The published code was
+    never released.
 
     >>> model = VisualParsingModel(VisualParsingConfig(hidden_size=32, num_hidden_layers=2, vision_layers=1, patch_size=16)).eval()
     >>> words = torch.tensor([[1, 5, 27, 28, 36, 2]])
@@ -271,7 +277,8 @@ class VisualParsingModel(_Pretrained):
             input_ids, attention_mask: `(B, text)`, the first of them `[CLS]`.
             labels: `(B, text)`, the words that were hidden, -100 elsewhere: for the loss of MLM.
             matched: `(B,)`, whether each text is of its picture: for the loss of ITM.
-            mfr: `(B, image)` bool, image tokens to hide: for the loss of MFR; `mfr_targets` are other targets than the model's own.
+            mfr: `(B, image)` bool, image tokens to hide: for the loss of MFR; `mfr_targets` are other targets than the
+                model's own.
         """
         features = self.image_tokens(pixel_values)
         states, padding = self.fuse(features, input_ids, attention_mask, mfr)
@@ -322,10 +329,12 @@ class VisualParsingModel(_Pretrained):
 class VisualParsingClassifier(_Pretrained):
     """Answers from a list: two layers on the state of `[CLS]` of a `VisualParsingModel`.
 
-    With `config.num_labels` the number of answers it answers questions; with 3 it tells whether a picture entails a text, contradicts it, or neither; with
-    `config.images=2` `pixel_values` are `(B, 2, channels, size, size)` and it judges a text about two pictures, each of which is read with it.
+    With `config.num_labels` the number of answers it answers questions; with 3 it tells whether a picture entails a
+    text, contradicts it, or neither; with `config.images=2` `pixel_values` are `(B, 2, channels, size, size)` and it
+    judges a text about two pictures, each of which is read with it.
 
-    `VisualParsingClassifier.from_pretrained(folder, num_labels=24)` of a folder of a `VisualParsingModel` has its weights, and new ones for the answers.
+    `VisualParsingClassifier.from_pretrained(folder, num_labels=24)` of a folder of a `VisualParsingModel` has its
+    weights, and new ones for the answers.
 
     >>> config = VisualParsingConfig(hidden_size=32, num_hidden_layers=2, vision_layers=1, num_labels=3)
     >>> VisualParsingClassifier(config)(torch.rand(2, 3, 64, 64), torch.tensor([[1, 5, 2], [1, 6, 2]])).itm_logits.shape

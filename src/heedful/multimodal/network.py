@@ -46,8 +46,9 @@ def positions(kind: Where, full: Tensor) -> nn.Parameter | None:
 class PatchEncoder(nn.Module):
     """Image tokens: patches of pixels, mapped linearly, with positions, through blocks of self-attention over the whole image.
 
-    `encoder(pixels)` is `(B, tokens, width)`, of pixels `(B, channels, H, W)`; with `attention=True` also the weights of the last layer, averaged over heads,
-    `(B, tokens, tokens)`, without gradients: which image tokens belong together.
+    `encoder(pixels)` is `(B, tokens, width)`, of pixels `(B, channels, H, W)`; with `attention=True` also the weights
+    of the last layer, averaged over heads, `(B, tokens, tokens)`, without gradients: which image tokens belong
+    together.
 
     >>> encoder = PatchEncoder(64, 16, width=32, heads=4, layers=2)
     >>> tokens, weights = encoder(torch.rand(2, 3, 64, 64), attention=True)

@@ -41,20 +41,25 @@ class Collapse(UserWarning):
 class VLPretrainer:
     r"""Trains a `VisualParsingModel` on pictures with texts: $L = L_{mlm} + L_{itm} + L_{mfr}$ (Xue et al. 2021, section 3.3).
 
-    Each picture is read once. Fusion runs over the whole text and each of its rivals, for ITM, and over the text and the picture with hidden tokens, for MLM and MFR.
+    Each picture is read once. Fusion runs over the whole text and each of its rivals, for ITM, and over the text and
+    the picture with hidden tokens, for MLM and MFR.
 
     - **MLM**: words are chosen with `mlm_probability`, at least one.
-    - **ITM**: the mean of two losses: 2-way cross-entropy of each text, true and false ones weighing the same, and cross-entropy of the true text among its rivals.
-      The first alone is the paper's; the second learns relations in fewer steps.
-    - **MFR**: `mfr_tokens` image tokens are hidden, one and those it attends to most (`mfr_mask="attention"`) or any (`"random"`), and regressed to `config.mfr_target`.
+    - **ITM**: the mean of two losses: 2-way cross-entropy of each text, true and false ones weighing the same, and
+      cross-entropy of the true text among its rivals. The first alone is the paper's; the second learns relations in
+      fewer steps.
+    - **MFR**: `mfr_tokens` image tokens are hidden, one and those it attends to most (`mfr_mask="attention"`) or any
+      (`"random"`), and regressed to `config.mfr_target`.
 
-    The smallest spread of image tokens over a batch, the mean over features of their standard deviation, is kept in `spread_`; below 0.05 a `Collapse` warning is given.
+    The smallest spread of image tokens over a batch, the mean over features of their standard deviation, is kept in
+    `spread_`; below 0.05 a `Collapse` warning is given.
 
     Args:
         model: trained in place.
         tasks: of `("mlm", "itm", "mfr")`.
         mfr_after: the share of steps before MFR begins; later is safer against collapse.
-        steps, batch_size, lr, weight_decay, clip, warmup, optimizer: of training; lr above 1e-3 with `mfr_target="features"` has collapsed.
+        steps, batch_size, lr, weight_decay, clip, warmup, optimizer: of training; lr above 1e-3 with
+            `mfr_target="features"` has collapsed.
         device, precision, seed, progress: as everywhere.
 
     >>> from heedful.multimodal import VisualParsingConfig, VisualParsingModel
@@ -115,10 +120,13 @@ class VLPretrainer:
         """Trains on a world, or on any Dataset.
 
         Args:
-            data: a `Shapes` world, whose items are drawn on the device with noise, captions and foils that differ each time they are seen; `SceneCaptions`; or a
-                Dataset whose batches, after `collate`, are `(pixel_values, input_ids)`: texts `(B, length)`, for which the text of the next picture in the batch is the rival,
-                or `(B, 1 + rivals, length)`, the true one first; or those and a third tensor `(B, 1 + rivals)`, True at texts to be left out, as rivals that are true too.
-            rounds: equal parts of the steps, after each of which `after(done)` is called and the checkpoint written; a Dataset's rounds are its epochs.
+            data: a `Shapes` world, whose items are drawn on the device with noise, captions and foils that differ each
+                time they are seen; `SceneCaptions`; or a Dataset whose batches, after `collate`, are `(pixel_values,
+                input_ids)`: texts `(B, length)`, for which the text of the next picture in the batch is the rival, or
+                `(B, 1 + rivals, length)`, the true one first; or those and a third tensor `(B, 1 + rivals)`, True at
+                texts to be left out, as rivals that are true too.
+            rounds: equal parts of the steps, after each of which `after(done)` is called and the checkpoint written; a
+                Dataset's rounds are its epochs.
             checkpoint: as `train` takes it.
         """
         from heedful.bridges.training import train
@@ -274,18 +282,20 @@ def match_loss(scores: Tensor, excluded: Tensor | None = None) -> Tensor:
 class SceneCaptions:
     """Scenes with captions and their rivals, drawn anew each time they are seen.
 
-    Three rivals stand beside each caption. Those of a relation are its inverse, its two objects exchanged, and half the time another picture's caption, else a wrong size, colour or shape; those of a
-    place are two other places and the same third.
+    Three rivals stand beside each caption. Those of a relation are its inverse, its two objects exchanged, and half the
+    time another picture's caption, else a wrong size, colour or shape; those of a place are two other places and the
+    same third.
 
     Args:
         scenes: those to train on; None draws new ones for every batch.
-        preset, objects, held_out: of new ones, as `Scenes.draw` takes them. Captions with a pair of `held_out` are left out among rivals too, so that nothing is learned
-            of them.
+        preset, objects, held_out: of new ones, as `Scenes.draw` takes them. Captions with a pair of `held_out` are left
+            out among rivals too, so that nothing is learned of them.
         weights: of the kinds of captions, as `Scenes.captions` takes them.
         rivals: `"set"`, the three above, or `"one"`: half the time another picture's caption, else a foil of any kind.
         vocabulary, length: words by their numbers, and tokens of a text.
         glyphs: small pictures in place of shapes, as `Scenes.render` takes them.
-        see: what the model takes of scenes, called with them and a generator; their pictures by default, as `pixel_values`.
+        see: what the model takes of scenes, called with them and a generator; their pictures by default, as
+            `pixel_values`.
     """
 
     def __init__(

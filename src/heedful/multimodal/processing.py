@@ -30,7 +30,8 @@ __all__ = ["VisualParsingImageProcessor", "VisualParsingProcessor", "word_tokeni
 class VisualParsingImageProcessor(BaseImageProcessor):  # type: ignore[misc]
     """Pictures as `(B, 3, size, size)`, less a mean, over a deviation: arrays, tensors or what PIL opens; in 8 bits, or numbers of 0..1.
 
-    `mean` and `std` are of the pictures that are learned from; those of the world `shapes` by default. About 0.45 and 0.27 suit photographs.
+    `mean` and `std` are of the pictures that are learned from; those of the world `shapes` by default. About 0.45 and
+    0.27 suit photographs.
 
     >>> VisualParsingImageProcessor(16)(np.zeros((20, 30, 3), dtype=np.uint8))["pixel_values"].shape
     torch.Size([1, 3, 16, 16])

@@ -1,7 +1,8 @@
 """Scenes of the world `shapes` as tensors: many at once, on any device, with captions, foils and questions as numbers.
 
-The numbers follow the same laws as those of `worlds.Shapes`, from other random streams. Objects may be more than 3, pairs of colour and shape may be left out, captions may
-say two relations, and small pictures, as of written digits, may stand in place of the drawn shapes.
+The numbers follow the same laws as those of `worlds.Shapes`, from other random streams. Objects may be more than 3,
+pairs of colour and shape may be left out, captions may say two relations, and small pictures, as of written digits, may
+stand in place of the drawn shapes.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Scenes:
     ) -> Scenes:
         """New scenes on the generator's device.
 
-        `objects` are how many, least and most; `held_out` pairs (colour, shape) never occur; `shapes` is how many kinds of object there are.
+        `objects` are how many, least and most; `held_out` pairs (colour, shape) never occur; `shapes` is how many kinds
+        of object there are.
         """
         of = PRESETS[preset]
         low, high = objects or (of.objects[0], of.objects[1] - 1)
@@ -125,7 +127,8 @@ class Scenes:
     ) -> Tensor:
         """Pictures `(n, 3, 64, 64)` of numbers in 0..1.
 
-        With `glyphs` `(shapes, m, g, g)`, numbers in 0..1, one of the m small pictures of its kind, chosen at random, is painted for each object instead of a drawn shape.
+        With `glyphs` `(shapes, m, g, g)`, numbers in 0..1, one of the m small pictures of its kind, chosen at random,
+        is painted for each object instead of a drawn shape.
         """
         device = self.things.device
         size, colour, shape, row, column = self.things.unbind(-1)
@@ -265,7 +268,8 @@ class Captions:
     ) -> Captions:
         """Captions with one thing changed, `FOILS` by their numbers `(n,)` or one name for all; `Captions.true` says whether they are false.
 
-        A foil of `"relation"` or `"swap"` leaves a caption of a place as it is, one of `"location"` a relation. `of` are the sizes, colours and shapes that there are.
+        A foil of `"relation"` or `"swap"` leaves a caption of a place as it is, one of `"location"` a relation. `of`
+        are the sizes, colours and shapes that there are.
         """  # fmt: skip
         numbers, device = self.numbers.clone(), self.numbers.device
         if isinstance(kind, str):
@@ -355,6 +359,7 @@ def packed(tokens: Tensor, length: int) -> Tensor:
 def pixel_values(pictures: Tensor) -> Tensor:
     """Pictures of numbers in 0..1 as a model takes them: less the world's mean, over its standard deviation.
 
-    Most of a picture is dark ground. Taken from -1 to 1, it is most of what each patch says, image tokens are nearly the same, and learning to see takes several times as long.
+    Most of a picture is dark ground. Taken from -1 to 1, it is most of what each patch says, image tokens are nearly
+    the same, and learning to see takes several times as long.
     """
     return (pictures - MEAN) / STD

@@ -1,6 +1,7 @@
 """The world `shapes`: small pictures of coloured shapes, drawn by numpy, with captions, foils and questions whose truth is known.
 
-Every item has a random generator of its own, so that picture i is the same wherever it is drawn. `scenes` draws the same world by torch, many at once.
+Every item has a random generator of its own, so that picture i is the same wherever it is drawn. `scenes` draws the
+same world by torch, many at once.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Shapes:
     """The world `shapes`: item i is a picture of 2 or 3 objects that differ in colour or shape, with as many captions, foils and questions as are asked for.
 
     Args:
-        preset: `"full"` (6 shapes, 8 colours, 2 sizes, 2 or 3 objects) or `"easy"` (2 large objects of 4 shapes and 4 colours).
+        preset: `"full"` (6 shapes, 8 colours, 2 sizes, 2 or 3 objects) or `"easy"` (2 large objects of 4 shapes and 4
+            colours).
         seed: 0 is for training, 1 for tests.
         size: how many items there are to train on; any number can be asked for.
 
@@ -206,8 +208,8 @@ class Shapes:
     def question(self, i: int, kind: str, q: int = 0) -> tuple[str, str] | None:
         """A question of a kind of `QUESTIONS` about picture i, and its answer; None where the picture has nothing to ask so.
 
-        `"what shape is the COLOUR one"` needs a colour, and `"what color is the SHAPE"` a shape, that one object alone has. Answers to `"exist"` and `"relation"` are yes and no
-        equally often.
+        `"what shape is the COLOUR one"` needs a colour, and `"what color is the SHAPE"` a shape, that one object alone
+        has. Answers to `"exist"` and `"relation"` are yes and no equally often.
         """
         check_choice(QUESTIONS, kind=kind)
         check_whole(0, q=q)
