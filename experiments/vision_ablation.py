@@ -6,8 +6,8 @@ with about as many parameters, both without masked feature regression (MFR); the
 the paper's, or at random, and by attention with other targets: features of a running mean of the vision model (EMA),
 pixels of the patch. One arm takes pictures from -1 to 1, whose dark ground is most of what a patch then says, where the
 others take them less their mean. MFR begins after a fifth of the steps, since a model regressed to its own features
-from the start may stop seeing. Then the first three again on 1,000 pictures alone, whose captions and noise are new
-each time: whether MFR spares data.
+from the start may stop seeing. Then no MFR, MFR by attention and at random again on 1,000 pictures alone, whose
+captions and noise are new each time: whether MFR spares data.
 
 Measured on 2,000 pictures of the test's seed: true captions above foils, ties one half; "what" is the mean of colour,
 shape and size, "where" of relation, swap and location; and from which step on relation and swap both stay above 90 %.
