@@ -124,7 +124,7 @@ def save_llava(folder):
     """A folder with a tiny LLaVA, its tokenizer and its processor."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = "[PAD] [BOS] [EOS] [UNK] what is in the picture ? a red circle left of small blue square".split()
+    words = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", "what", "is", "in", "the", "picture", "?"]
     vocabulary = {word: at for at, word in enumerate(words)} | {"<image>": IMAGE}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -136,7 +136,10 @@ def save_llava(folder):
         extra_special_tokens={"image_token": "<image>"},
     )
     side = {"height": 16, "width": 16}
-    seeing = hf.CLIPImageProcessorPil(size=side, crop_size=side, do_center_crop=False)
+    # Where torchvision is absent; older versions of transformers have one class for both.
+    seeing = getattr(hf, "CLIPImageProcessorPil", hf.CLIPImageProcessor)(
+        size=side, crop_size=side, do_center_crop=False
+    )
     hf.LlavaProcessor(
         seeing, tokenizer, patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1
     ).save_pretrained(folder)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, bars, datapoints, gpu, pages, search, times, timing  # noqa: E402
+from benchmarks import accuracy, bars, datapoints, flow, gpu, pages, search, times, timing  # noqa: E402
 from benchmarks.contest import hold  # noqa: E402
 from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
 
@@ -418,6 +418,32 @@ def test_a_layer_between_rows_that_is_wrong_is_not_timed(monkeypatch):
         runs.memory("flatten", 61)
     with pytest.raises(timing.WrongResult, match="heedful has relative error"):
         runs.race("latent")
+
+
+def test_flow_is_compared_before_it_is_timed(monkeypatch):
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    assert 0 < flow.check(flow.QUICK) < 1e-5
+    small = flow.replace(flow.QUICK, tokens=37, layers=1)
+    runs = flow.ways(small, 37, maps=True)
+    timings = flow.timed(runs, small)
+    assert set(timings) == {"forward", "fraction", "norm", "flow", "maps"}
+    assert all(one.median > 0 for one in timings.values())
+    maps, ours = runs["maps"](), runs["fraction"]()
+    assert maps == pytest.approx(list(ours.per_layer), abs=1e-5)
+    right = flow.flow
+    # One token too many counted as a picture's.
+    monkeypatch.setattr(flow, "flow", lambda source, *given, modality, **more: right(source, *given, modality=modality if isinstance(source, list) else modality.roll(1), **more))  # fmt: skip
+    with pytest.raises(timing.WrongResult, match="a share has error"):
+        flow.check(flow.QUICK)
+
+
+def test_bars_of_flow():
+    def found(more, times):
+        medians = {"forward": {"median": 10.0}, "fraction": {"median": 10.0 * times}}
+        return {"peak": {"forward": 1e9, "fraction": 1e9 + more}, "milliseconds": medians}
+
+    assert [bar.verdict for bar in flow.bars(found(63e6, 1.9), flow.Setting())] == ["met", "met"]
+    assert [bar.verdict for bar in flow.bars(found(65e6, 2.1), flow.Setting())] == ["MISSED", "MISSED"]
 
 
 def test_known_items_are_found_where_documents_have_words_of_their_own(tmp_path, monkeypatch):

@@ -522,3 +522,51 @@ def test_mistakes_are_explained(arguments, message):
     source, options = arguments(softmax(2, 3, 7, 7))
     with pytest.raises((InvalidArgument, Unsupported), match=message):
         flow(source, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter, which runs where there is no GPU")
+@pytest.mark.parametrize("name", ["visual_bert", "llava"])
+def test_fused_kernels_give_the_same(name, monkeypatch):
+    from functools import partial
+
+    from heedful.lens.flows import _masses
+
+    model, inputs = seeing.made(name, "sdpa")
+    wanted = [flow(model, inputs, mode=mode) for mode in ("fraction", "flow", "norm")]
+    monkeypatch.setattr(_masses, "attend", partial(attend, impl="triton"))
+    for found, mode in zip(wanted, ("fraction", "flow", "norm"), strict=True):
+        fused = flow(model, inputs, mode=mode)
+        for one, other in zip(fused.layers, found.layers, strict=True):
+            check_close(one.imf, other.imf, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", seeing.JOINT)
+def test_on_a_device(name, dtype):
+    model, inputs = seeing.made(name, "sdpa")
+    model = model.to("cuda", dtype)
+    inputs = {key: value.cuda() for key, value in inputs.items()}
+    inputs |= {key: inputs[key].to(dtype) for key in ("pixel_values", "visual_embeds") if key in inputs}
+    torch.manual_seed(1)
+    seen = observe(model, inputs)
+    n = seen[-1].queries_len
+    maps = [
+        one.weights.double()
+        for one in seen
+        if one.queries_len == n and "vision" not in one.name and "visual." not in one.name
+    ]
+    maps = [one / one.sum(-1, keepdim=True).clamp_min(1e-9) for one in maps]
+    here = {key: value.cpu() for key, value in inputs.items()}
+    wanted = flow(maps, modality=kinds_of(name, here, n), valid=real_of(name, here, n))
+    torch.manual_seed(1)
+    found = flow(model, inputs)
+    for mine, theirs in zip(found.layers, wanted.layers, strict=True):
+        check_close(mine.imf, theirs.imf, 1e-5 if dtype == torch.float32 else 1e-2)
+    traced = flow(model, inputs, mode="flow")
+    check_close(
+        [float(one.sums.sum() / len(one.sums)) for one in traced.layers],
+        [1.0] * len(traced.layers),
+        1e-5 if dtype == torch.float32 else 3e-2,
+    )
