@@ -475,6 +475,36 @@ def test_encoder_decoders_of_text_and_segments():
         flow(bert, seeing.words())
 
 
+def test_other_models_with_a_sequence_for_each_kind():
+    import transformers as hf
+
+    torch.manual_seed(0)
+    writer = {"vocab_size": 37, "d_model": 24, "decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 19}
+    config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        hf.ViTConfig(**seeing.VISION), hf.TrOCRConfig(**writer, cross_attention_hidden_size=24)
+    )
+    words = {"decoder_input_ids": seeing.words()["input_ids"]}
+    found = flow(hf.VisionEncoderDecoderModel(config).eval(), {"pixel_values": seeing.picture(), **words})
+    assert [f"{one.queries} -> {one.keys}" for one in found.crossings] == ["text -> image"] * 2
+    assert found.counts.tolist() == [[7, 5]] * 2
+    # A layer of cross-attention alone stands beside the self-attention before it.
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    tiles = {"max_num_tiles": 1, "supported_aspect_ratios": [[1, 1]], "num_global_layers": 1, "attention_heads": 3}
+    config = hf.MllamaConfig(
+        vision_config={**seeing.VISION, **tiles, "vision_output_dim": 72, "intermediate_layers_indices": [0, 1]},
+        text_config={**seeing.GROUPED, "num_hidden_layers": 3, "cross_attention_layers": [1], "rope_parameters": rope},
+        image_token_index=seeing.IMAGE,
+    )
+    ids = seeing.words()["input_ids"][:1].clone()
+    ids[0, 0] = seeing.IMAGE
+    tiled = {"pixel_values": seeing.picture()[:1, None, None], "aspect_ratio_ids": torch.ones(1, 1).long()}
+    tiled |= {"aspect_ratio_mask": torch.ones(1, 1, 1).long(), "cross_attention_mask": torch.ones(1, 7, 1, 1).long()}
+    found = flow(hf.MllamaForConditionalGeneration(config).eval(), {"input_ids": ids, **tiled})
+    assert [(one.layer, one.queries, one.keys) for one in found.crossings] == [
+        ("model.language_model.layers.1", "text", "image")
+    ]
+
+
 # What people see, and what they do wrong
 
 

@@ -155,7 +155,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Patches:
-    """Shares on the patches of a picture, in colour over its shades of gray; the largest share is coloured most.
+    """Shares on the patches of a picture, in colour over its shades of gray.
+
+    The largest is coloured in full where it is three times the mean or more; even shares are pale.
 
     Args:
         label: for those who do not see it.
@@ -181,7 +183,8 @@ class Patches:
         wide = self.size[0]
         side = wide / columns
         high = side * rows
-        most = max((value for row in self.values for value in row), default=0.0) or 1.0
+        flat = [value for row in self.values for value in row]
+        most = max(max(flat), 3 * sum(flat) / len(flat)) or 1.0
         ground = (
             element("image", href=self.picture, width=wide, height=f"{high:g}", preserveAspectRatio="none")
             if self.picture

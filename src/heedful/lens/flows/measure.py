@@ -216,7 +216,9 @@ def _result(meter: Meter, model: str = "") -> Flow:
     left = len(meter.other)
     if left and meter.layers:
         notes.append(
-            f"{left} attention {'module reads' if left == 1 else 'modules read'} other sequences, of one kind each, and are left out."
+            "1 attention module reads another sequence, of one kind, and is left out."
+            if left == 1
+            else f"{left} attention modules read other sequences, of one kind each, and are left out."
         )
     return Flow(meter.kinds.names, meter.counts, tuple(meter.layers), crossings, notes=tuple(notes))
 

@@ -46,8 +46,9 @@ def section(subject: Subject) -> Section:
     except Unsupported as error:
         if "groups" not in str(error):
             raise
+        hint = "; heedful flow MODEL --groups question=... --groups context=... compares groups of words"
         raise Unsupported(
-            f"{type(subject.model).__name__} read tokens of one kind; heedful flow MODEL --groups question=... --groups context=... compares groups of words"
+            f"{type(subject.model).__name__} read tokens of one kind{hint if subject.text else ''}"
         ) from None
     over = over_picture(result, subject.model, subject.inputs)
     data = result.to_dict() | {"heads": [one.to_dict() for one in (result.heads() if result.layers else ())]}
@@ -103,7 +104,7 @@ def blocks(result: Flow, over: Sequence[Patches] = ()) -> list[Block]:
         _matrix(result),
     ]
     if over:
-        caption = "What each patch is given by the text, in the heads that send most from text to picture; the most in full colour"
+        caption = "What each patch is given by the text, in the heads that send most from text to picture; in full colour from three times the mean on"
         content += [Note(caption, title="Over the picture", shown="page"), Figure(list(over), shown="page")]
     if result.mode != "flow":
         content.append(_heads(result))
