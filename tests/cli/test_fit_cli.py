@@ -133,7 +133,7 @@ def test_what_goes_wrong_is_one_line(run, file, tmp_path):
         (("fit", file, *out, "--batch-size", 0), "--batch-size must be"),
         (("fit", file, *out, "--seed", -1), "--seed must be"),
         (("fit", tmp_path / "inf.npz", *out), "contains infinity"),
-        (("fit", tmp_path / "half.npz", *out), "Unknown label type: continuous"),
+        (("fit", tmp_path / "half.npz", *out, "--estimator", "SeriesClassifier"), "Unknown label type: continuous"),
         (("predict", tmp_path / "new", file), "no saved folder at"),
         (("predict", tmp_path, file), "config.json is missing"),
         (("predict", tmp_path / "new", file, "--out", tmp_path / "no" / "a.csv"), "there is no folder"),
@@ -260,7 +260,7 @@ def test_options_are_the_estimators_own(run, file, tmp_path):
         (("--epochs", "many"), "Invalid value for '--epochs'"),
         (("--head", "max"), "--head must be one of flatten, mean; got 'max'"),
         (("--held-out", 1.5), "--held-out must be a number from 0 on, below 1"),
-        (("--estimator", "Magic"), "--estimator must be one of SeriesClassifier; got 'Magic'"),
+        (("--estimator", "Magic"), "--estimator must be one of SeriesClassifier, SeriesRegressor; got 'Magic'"),
         (("--colour", "red"), "--colour"),
     ):
         code, _, err = run("fit", file, "--out", tmp_path / "new", *wrong)

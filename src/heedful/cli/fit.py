@@ -97,10 +97,11 @@ def fit(
     except KeyboardInterrupt:
         typer.echo("heedful: stopped; the same call goes on after the last whole epoch", err=True)
         raise typer.Exit(130) from None
-    from heedful.bridges.training import is_first
+    if hasattr(model, "training_"):
+        from heedful.bridges.training import is_first
 
-    if not is_first():
-        return
+        if not is_first():
+            return
     model.set_params(**{"checkpoint_dir": None, "progress": False} if trains else {})
     model.save_pretrained(folder)
     for left in checkpoints.glob("*.ckpt*"):
