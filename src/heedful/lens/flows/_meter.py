@@ -82,9 +82,10 @@ class Meter:
         """What becomes of a call at once: its sums, or the call itself where kinds or the layers above must be known first."""
         if not self.kinds.is_mixed(call.name):
             return ()
-        later = self.settings.mode == "flow" or self.kinds.ids is None
-        if later:
-            return call
+        if self.settings.mode == "flow" or self.kinds.ids is None:
+            # Of the output only its size is wanted.
+            size = call.output.new_empty(1).expand(call.output.shape)
+            return replace(call, output=size, value=call.value if self.settings.mode == "norm" else None)
         tokens = self.tokens(call)
         return () if tokens is None else self.measured(call, tokens)
 

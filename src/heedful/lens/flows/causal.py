@@ -162,6 +162,7 @@ def causal_check(
     check_whole(draws=draws)
     check_whole(count=count, optional=True)
     model = bare(model)
+    inputs = list(inputs) if isinstance(inputs, Iterator) else inputs  # read more than once
     found = flow(model, inputs, groups=groups, tokenizer=tokenizer, **options)
     if not found.layers:
         raise Unsupported(
