@@ -360,6 +360,6 @@ def pixel_values(pictures: Tensor) -> Tensor:
     """Pictures of numbers in 0..1 as a model takes them: less the world's mean, over its standard deviation.
 
     Most of a picture is dark ground. Taken from -1 to 1, it is most of what each patch says, image tokens are nearly
-    the same, and learning to see takes several times as long.
+    the same, and learning to see takes longer.
     """
     return (pictures - MEAN) / STD
