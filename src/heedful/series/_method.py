@@ -15,7 +15,6 @@ from heedful._progress import bar
 from heedful._runtime import device_of
 from heedful.bridges.estimator import seed_of
 from heedful.bridges.samples import Samples, check_is_fitted
-from heedful.series._cases import Cases, standardised
 from heedful.series._machine import Machine, Plan
 from heedful.series._reading import SeriesReader
 from heedful.series.evidence import Evidence
@@ -41,15 +40,6 @@ class KernelMethod(SeriesReader):
         check_whole(segments=self.segments)
         check_whole(84, optional=True, features=self.features)
         check_place(self.device, self.random_state)
-
-    def _inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Standardised values (n, channels, time), zero behind each end, and lengths, on the device."""
-        cases = Cases(*samples.inputs)
-        x, padding = standardised(
-            cases, self.mean_, self.scale_, getattr(self, "max_len", None) or cases.values.shape[2]
-        )
-        device = device_of(self.device)
-        return x.transpose(1, 2).contiguous().to(device), (~padding).sum(1).to(device)
 
     def _fit_machine(self, samples: Samples, target: np.ndarray, error: Callable[[Tensor], float]) -> Tensor:
         """Learns `machine_`; what it predicts for each case without that case."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heedful._errors import InvalidArgument
+from heedful._runtime import device_of
 from heedful.bridges.estimator import Estimator
 from heedful.bridges.samples import Samples, validated
-from heedful.series._cases import Cases, as_array, cases_of, filled, scales
+from heedful.series._cases import Cases, as_array, cases_of, filled, scales, standardised
 from heedful.series._frames import Frames, check_rows, check_single, read_frames
 
 
@@ -61,6 +64,16 @@ class SeriesReader(Estimator):
 
     def _scale(self, samples: Samples) -> None:
         self.mean_, self.scale_ = scales(Cases(*samples.inputs))
+
+    def _inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """What convolutions read: standardised values (n, channels, time), zero behind each end, and lengths; on the device."""
+        cases = Cases(*samples.inputs)
+        longest = getattr(self, "max_len", None) or cases.values.shape[2]
+        x, padding = standardised(cases, self.mean_, self.scale_, longest)
+        device = device_of(self.device)
+        # Sums are in float64, which MPS has not.
+        device = torch.device("cpu") if device.type == "mps" else device
+        return x.transpose(1, 2).contiguous().to(device), (~padding).sum(1).to(device)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

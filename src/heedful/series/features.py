@@ -8,11 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from heedful._checks import check_choice, check_whole
-from heedful._runtime import device_of
 from heedful.bridges.estimator import seed_of
 from heedful.bridges.predictors import Transformer
-from heedful.bridges.samples import Samples, check_is_fitted
-from heedful.series._cases import Cases, standardised
+from heedful.bridges.samples import check_is_fitted
 from heedful.series._method import check_place
 from heedful.series._reading import SeriesReader
 from heedful.series._views import KINDS, View, drawn, packed, unpacked
@@ -79,12 +77,6 @@ class SeriesFeatures(Transformer, SeriesReader):
         self._views: list[View] = drawn(*self._inputs(samples), kinds, self.features, self.seed_)
         self._n_features_out = int(self.segments) * sum(view.size for view in self._views)
         return self
-
-    def _inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        cases = Cases(*samples.inputs)
-        x, padding = standardised(cases, self.mean_, self.scale_, cases.values.shape[2])
-        device = device_of(self.device)
-        return x.transpose(1, 2).contiguous().to(device), (~padding).sum(1).to(device)
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "_views")
