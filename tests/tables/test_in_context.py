@@ -107,6 +107,22 @@ def test_votes_beside_their_formula():
     assert (shares.sum(-1) - 1).abs().max() < 1e-10
 
 
+def test_centres_beside_their_formula():
+    """A class is scored by its own rows; a class of no row in the context has no centre, and no chance."""
+    made, (values, target, *rest) = network(centres=True), table()
+    context = made.remember(values[:, :17], target, *rest)
+    row = made._rows(values[:, 17:], context)
+    found = made._nearness(row, context)
+    for b in range(3):
+        for c in range(3):
+            centre = made.place(context.rows[b][target[b] == c]).mean(0)
+            assert (found[b, :, c] - made.toward(row[b]) @ centre / 4).abs().max() < 1e-10
+    assert (found[..., 3:] == 0).all()
+    assert (made.answer(values[:, 17:], context)[..., 3:] == -torch.inf).all()
+    fresh = InContextNetwork(5, embed_dim=16, num_heads=2, layers=2, centres=True).double().eval()
+    assert (fresh._nearness(row, context)[..., :3].std(-1) < 1).all()
+
+
 def test_a_new_network_knows_nothing_of_rows_but_votes():
     """Layers begin as what changes nothing, so no cell has met another row."""
     torch.manual_seed(0)

@@ -60,6 +60,7 @@ class InContextNetwork(Module):
         embed_dim, num_heads, layers, expansion: the network's sizes.
         numbers: whether targets are numbers.
         votes: whether rows of the context vote, beside the map.
+        centres: whether a class is also known by how near its centre is, of rows behind all layers.
         ranks, waves, identity: whether cells know their rank, sines and cosines; how many random numbers identify a column (0: columns are known by their cells alone).
 
     >>> network = InContextNetwork(4, embed_dim=16, num_heads=2, layers=1)
@@ -78,6 +79,7 @@ class InContextNetwork(Module):
         *,
         numbers: bool = False,
         votes: bool = True,
+        centres: bool = False,
         ranks: bool = True,
         waves: bool = True,
         identity: int = 16,
@@ -88,7 +90,7 @@ class InContextNetwork(Module):
         check_whole(classes=classes, embed_dim=embed_dim, layers=layers, expansion=expansion)
         check_whole(0, identity=identity)
         self.classes, self.embed_dim, self.num_heads, self.layers = classes, embed_dim, num_heads, layers
-        self.numbers = numbers
+        self.numbers, self.centres = numbers, centres
         self.expansion, self.votes, self.ranks, self.waves, self.identity = expansion, votes, ranks, waves, identity
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         size = (1 + ranks) * (1 + 2 * len(WAVES) * waves) + 2
@@ -114,6 +116,10 @@ class InContextNetwork(Module):
             self.query = nn.Linear(embed_dim, embed_dim, **place)
             self.key = nn.Linear(embed_dim, embed_dim, **place)
             self.weight = nn.Parameter(torch.full((num_heads,), 0.5 / num_heads, **place))
+        if centres and not numbers:
+            self.toward = nn.Linear(embed_dim, embed_dim, **place)
+            self.place = nn.Linear(embed_dim, embed_dim, **place)
+            nn.init.zeros_(self.toward.weight)
         if self.column is not None:
             nn.init.normal_(self.column.weight, std=0.1)
         for name, part in self.named_parameters():
@@ -204,6 +210,8 @@ class InContextNetwork(Module):
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.votes:
             logits = logits + self._votes(row, context).to(logits)
+        if self.centres and not self.numbers:
+            logits = logits + self._nearness(row, context).to(logits)
         if self.numbers:
             return logits.log_softmax(-1)
         absent = torch.arange(self.classes, device=row.device) >= context.classes[:, None]
@@ -228,6 +236,12 @@ class InContextNetwork(Module):
         labels = self.shares(context.target, context.target).to(row)[:, None].expand(-1, self.num_heads, -1, -1)
         shares = attend(self._heads(self.query(row)), self._heads(self.key(context.rows)), labels, kernel=Softmax())
         return torch.einsum("bhnc,h->bnc", (shares.float() + DOUBT).log(), self.weight.float())
+
+    def _nearness(self, row: Tensor, context: Context) -> Tensor:
+        """Products of asked rows with the centre of each class of the context, `(B, asked, classes)`."""
+        rows = functional.one_hot(context.target, self.classes).to(row)
+        centres = rows.mT @ self.place(context.rows) / rows.sum(1).clamp_min(1)[..., None]
+        return self.toward(row) @ centres.to(row.dtype).mT / self.embed_dim**0.5
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -40,6 +40,7 @@ class SyntheticTables(IterableDataset[Synthetic]):
         seed: with the number of the epoch, decides everything.
         size: draws the shape of a batch; `prior.shape` by default.
         numbers: whether targets are numbers instead of classes.
+        part: tables of a batch that share a kind of graph and of target, at most.
 
     >>> first = next(iter(SyntheticTables(steps=2, cells=2_000)))
     >>> first.values.shape[1:] == (first.target.shape[1], first.is_category.shape[1])
@@ -54,6 +55,7 @@ class SyntheticTables(IterableDataset[Synthetic]):
     device: torch.device | str = "cpu"
     size: Callable[[Draws], Shape] = shape
     numbers: bool = False
+    part: int = 32
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -74,7 +76,9 @@ class SyntheticTables(IterableDataset[Synthetic]):
                 context = 30 + size.context // 4
                 size, cells = Shape(context, max(48, context // 2), 1 + size.columns % 12), cells // 2
             count = cells // ((size.context + size.asked) * (size.columns + 1))
-            yield draw(max(4, min(MOST, count)), size, draws, targets=self.targets, numbers=self.numbers)
+            yield draw(
+                max(4, min(MOST, count)), size, draws, part=self.part, targets=self.targets, numbers=self.numbers
+            )
 
 
 def losses(network: InContextNetwork, tables: Synthetic) -> tuple[Tensor, Tensor]:
@@ -101,6 +105,7 @@ def pretrain(
     targets: Sequence[str] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    part: int = 32,
     held_out: int = 24,
     size: Callable[[Draws], Shape] = shape,
     progress: Progress = silent,
@@ -116,7 +121,7 @@ def pretrain(
     from heedful.bridges.training import train
 
     device = torch.device(device)
-    stream = SyntheticTables(steps, cells, round(easy * epochs), targets, seed, device, size, network.numbers)
+    stream = SyntheticTables(steps, cells, round(easy * epochs), targets, seed, device, size, network.numbers, part)
     others = SyntheticTables(
         held_out, cells // 6, seed=12345, device=device, size=size, numbers=network.numbers, epoch=HELD_OUT
     )
