@@ -290,7 +290,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
         Table(["data set", "train / test", *methods], rows, control=MINI if MINI in methods else ""),
         f"Left out, because no package here has them: {', '.join(result['missing'])}." if result["missing"] else "",
         *_bars(result, accuracy, times, predictions, main),
-        *_attention(accuracy),
+        *_attention(result),
         "Processor seconds of one thread for all series, fit / predict.",
         Table(["data set", *timed], seconds),
         *_on_features(accuracy),
@@ -342,19 +342,23 @@ def _bars(
     return bars
 
 
-def _attention(accuracy: dict[str, dict[str, float]]) -> list[str]:
-    """What softmax between segments adds to the same features."""
+def _attention(result: dict[str, Any]) -> list[str]:
+    """What softmax between segments adds to the same features, seed by seed."""
+    rows = {(row["method"], row["set"], row["seed"]): row["accuracy"] for row in result["fits"]}
     lines = []
     for method in ("softmax", "linear + softmax"):
-        names = [name for name in SETS if name in accuracy.get(method, {}) and name in accuracy["ours"]]
-        gaps = {name: accuracy[method][name] - accuracy["ours"][name] for name in names}
+        pairs: dict[str, list[float]] = {}
+        for (other, name, seed), value in rows.items():
+            if other == method and name in SETS and ("ours", name, seed) in rows:
+                pairs.setdefault(name, []).append(value - rows["ours", name, seed])
+        gaps = {name: statistics.fmean(values) for name, values in pairs.items()}
         if len(gaps) > 5:
             from scipy.stats import wilcoxon
 
             chance = float(wilcoxon(list(gaps.values())).pvalue) if any(gaps.values()) else 1.0
             least, most = min(gaps, key=gaps.__getitem__), max(gaps, key=gaps.__getitem__)
             lines.append(
-                f"- The ablation of attention, {method} against ours with the same features, {len(names)} sets: {statistics.fmean(gaps.values()):+.2f} "
+                f"- The ablation of attention, {method} against ours with the same features and seeds, {len(gaps)} sets: {statistics.fmean(gaps.values()):+.2f} "
                 f"points (Wilcoxon p {chance:.2f}), from {gaps[least]:+.1f} on {least} to {gaps[most]:+.1f} on {most}."
             )
     return lines
