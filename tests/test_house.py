@@ -52,7 +52,10 @@ ALLOWED = {
     "_attend": GROUND | {"kernels", "masks", "ops"},
     "nn": GROUND | {"kernels", "masks", "ops", "_attend"},
     "bridges": GROUND | {"kernels", "masks", "ops", "_attend", "nn"},
-    **{room: GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "transport"} for room in DATA_ROOMS},
+    **{
+        room: GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "transport", "decomposition"}
+        for room in DATA_ROOMS
+    },
     "lens": GROUND | {"kernels", "masks", "ops", "_attend", "nn", "bridges", "discovery", "transport", "report"},
     "decomposition": GROUND | {"kernels", "ops", "bridges"},
     # what attention computes is observed before it is replaced
