@@ -21,7 +21,7 @@ class SeriesRegressor(KernelMethod, Regressor):
     evidence are those of `SeriesClassifier(method="kernel")`.
 
     Args:
-        kernel: `"linear"` (on features of whole series), `"softmax"` (every segment of a series is compared with every segment of another, up to 7
+        kernel: `"linear"` (on features of whole series), `"softmax"` (every segment of a series is compared with every segment of another, up to 8
             times the time) or `"linear+softmax"`.
         segments: in how many parts of equal length `evidence` divides each series.
         features: how many shares of positive convolutions are drawn, for the series and again for its differences; by default 9,996, or
