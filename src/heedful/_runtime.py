@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from heedful._errors import InvalidArgument
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # What a hook is told: the module, and what it was called with.
 Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
@@ -91,6 +96,26 @@ def device_of(device: str | torch.device) -> torch.device:
             f"there is no device {str(place)!r} here; heedful doctor tells what there is, 'auto' chooses"
         )
     return place
+
+
+def beside_one_another(function: Callable[[T], R], items: Iterable[T], device: torch.device) -> Iterator[R]:
+    """`function(item)` of each, in order. On a CPU as many at a time as torch has threads, each in one of its own: threads that share every product wait for one
+    another, and where others use the cores too that costs more than it saves.
+
+    >>> list(beside_one_another(lambda x: x * x, range(5), torch.device("cpu")))
+    [0, 1, 4, 9, 16]
+    """
+    left, count = iter(items), torch.get_num_threads() if device.type == "cpu" else 1
+    if count == 1:
+        yield from map(function, left)
+        return
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            while some := list(islice(left, count)):
+                yield from pool.map(function, some)
+    finally:
+        # What a thread says of itself is what later ones begin with.
+        torch.set_num_threads(count)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

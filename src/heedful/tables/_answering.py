@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import resources
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
+from heedful._runtime import beside_one_another
 from heedful._text import quantity
 from heedful.bridges.estimator import Estimator, device_of, placed, seed_of
 from heedful.bridges.samples import Samples, check_is_fitted
@@ -197,11 +198,16 @@ class InContext(Estimator):
         said = Variants.draw(self.variants, levels, self._count, network.identity, self.seed_, COLUMNS)
         said = said.to(values.device, values.dtype)
         rows = self._rows(len(values), target.cpu().numpy()).to(values.device)
-        # On a CPU one variant at a time: what it needs then fits into the caches.
+        # On a CPU each variant by itself: what it needs then fits into the caches.
         at_once = 1 if values.device.type == "cpu" else self.variants
-        for part, places in zip(said.split(at_once), rows.split(at_once), strict=True):
+
+        def kept(one: tuple[Variants, Tensor]) -> Kept:
+            part, places = one
             with torch.no_grad(), self._autocast(values.device):
-                yield Kept(part, part.remember(network, values[places], target[places]), places)
+                return Kept(part, part.remember(network, values[places], target[places]), places)
+
+        parts = zip(said.split(at_once), rows.split(at_once), strict=True)
+        return beside_one_another(kept, parts, values.device)
 
     def _rows(self, count: int, target: np.ndarray) -> Tensor:
         """Places of the rows that each variant sees, `(M, n)`: all, or drawn ones, of each class one at least."""
@@ -226,13 +232,17 @@ class InContext(Estimator):
         fast = self.precision == "bfloat16" or (self.precision == "auto" and _has_bfloat16(device))
         return torch.autocast(device.type, torch.bfloat16) if fast else nullcontext()
 
-    def _answers(self, values: Tensor, kept: Kept) -> Tensor:
-        """Log-probabilities of classes or steps by some variants, `(M, asked, outputs)`, in float64 on the CPU."""
+    def _answers(self, values: Tensor, contexts: Iterable[Kept]) -> Iterator[tuple[Kept, Tensor]]:
+        """Variants, each with its log-probabilities of classes or steps, `(M, asked, outputs)`, in float64 on the CPU."""
         network = self._network_here(values.device)
-        with torch.no_grad(), self._autocast(values.device):
-            return kept.variants.answer(network, values, kept.context).double().cpu()
 
-    def _outputs_of(self, values: Tensor, contexts: Iterator[Kept]) -> np.ndarray:
+        def answers(kept: Kept) -> tuple[Kept, Tensor]:
+            with torch.no_grad(), self._autocast(values.device):
+                return kept, kept.variants.answer(network, values, kept.context).double().cpu()
+
+        return beside_one_another(answers, contexts, values.device)
+
+    def _outputs_of(self, values: Tensor, contexts: Iterable[Kept]) -> np.ndarray:
         """The mean answer of all variants, `(asked, outputs)`."""
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,8 +72,8 @@ class InContextClassifier(InContext, Classifier):
     def _as_target(self, y: np.ndarray) -> np.ndarray:
         return as_codes(y, self.classes_)
 
-    def _outputs_of(self, values: Tensor, contexts: Iterator[Kept]) -> np.ndarray:
-        total = sum(self._answers(values, kept).exp().sum(0) for kept in contexts)
+    def _outputs_of(self, values: Tensor, contexts: Iterable[Kept]) -> np.ndarray:
+        total = sum(answers.exp().sum(0) for _, answers in self._answers(values, contexts))
         assert isinstance(total, Tensor)
         return (total / total.sum(-1, keepdim=True)).numpy()
 
@@ -142,9 +142,10 @@ class InContextRegressor(InContext, Regressor):
     def _as_target(self, y: np.ndarray) -> np.ndarray:
         return as_numbers(y)
 
-    def _outputs_of(self, values: Tensor, contexts: Iterator[Kept]) -> np.ndarray:
+    def _outputs_of(self, values: Tensor, contexts: Iterable[Kept]) -> np.ndarray:
         means = [
-            self.network_.means(self._answers(values, kept), kept.context.target.double().cpu()) for kept in contexts
+            self.network_.means(answers, kept.context.target.double().cpu())
+            for kept, answers in self._answers(values, contexts)
         ]
         return (torch.cat(means).mean(0).numpy() * self.target_scale_ + self.target_mean_)[:, None]
 
@@ -169,10 +170,9 @@ class InContextRegressor(InContext, Regressor):
         if wanted.ndim != 1 or not len(wanted) or not ((wanted > 0) & (wanted < 1)).all():
             raise InvalidArgument(f"levels must be numbers between 0 and 1; got {levels!r:.80}")
         values, places, chances = self._asked(X), [], []
-        for kept in self._kept(context):
-            answers = self._answers(values, kept).exp()
+        for kept, answers in self._answers(values, self._kept(context)):
             places.append(self.network_.steps(kept.context.target.double().cpu())[:, None].expand_as(answers))
-            chances.append(answers)
+            chances.append(answers.exp())
         at, order = torch.cat(places).transpose(0, 1).flatten(1).sort(-1)
         shares = torch.cat(chances).transpose(0, 1).flatten(1).gather(1, order).cumsum(-1)
         shares = shares / shares[:, -1:]
