@@ -1,4 +1,4 @@
-"""Which picture is a text about, and which text tells of a picture: retrieval by whether both belong together (Xue et al. 2021, tables of Flickr30K).
+"""Which picture a text is about, and which text is about a picture: retrieval by whether both belong together (Xue et al. 2021, tables of Flickr30K).
 
 The model that `vision-pretrain` trained (it is trained first where it is not there) scores every pair of 200 pictures
 and 200 captions, half of relations and half of places, by the difference of its two logits of ITM, without further
