@@ -17,7 +17,25 @@ __all__ = ["Lamb", "Lookahead", "MuonAdamW", "check_optimizer", "new_optimizer"]
 Slow = Literal["initial", "first-sync"]
 
 
-class Lamb(Optimizer):
+class _ByGroup(Optimizer):
+    """An optimizer that moves one group of parameters after the other."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; `closure`, where given, computes the gradients and the loss, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._move_group(group)
+        return loss
+
+    def _move_group(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Lamb(_ByGroup):
     r"""LAMB (You et al. 2020, algorithm 2): Adam whose step in each tensor is as long as the tensor itself, times `lr`.
 
     $$m \leftarrow \beta_1 m + (1 - \beta_1) g, \quad v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \quad
@@ -51,18 +69,10 @@ class Lamb(Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "max_norm": max_norm}
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure`, where given, computes the gradients and the loss, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._move(weight, group)
-        return loss
+    def _move_group(self, group: dict[str, Any]) -> None:
+        for weight in group["params"]:
+            if weight.grad is not None:
+                self._move(weight, group)
 
     def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
         gradient, state = weight.grad, self.state[weight]
@@ -162,7 +172,7 @@ class Lookahead(Optimizer):
         self.count, self.param_groups = state_dict["count"], self.optimizer.param_groups
 
 
-class MuonAdamW(Optimizer):
+class MuonAdamW(_ByGroup):
     r"""Muon (Jordan et al. 2024) for matrices with 32 rows and columns at least, AdamW for all else.
 
     $$b \leftarrow \mu b + (1 - \mu) g, \qquad p \leftarrow (1 - \eta \lambda) p - 0.2 \sqrt{\max(r, c)}\, \eta\, \mathrm{orth}(\mu b + (1 - \mu) g)$$
@@ -193,30 +203,22 @@ class MuonAdamW(Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure`, where given, computes the gradients and the loss, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            shapes: dict[Any, list[Tensor]] = {}
-            others = []
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                if weight.grad.is_sparse:
-                    raise Unsupported("MuonAdamW takes no sparse gradients; torch.optim.SparseAdam does")
-                if weight.ndim == 2 and min(weight.shape) >= LEAST:
-                    shapes.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
-                else:
-                    others.append(weight)
-            for weights in shapes.values():
-                self._turn(weights, group)
-            if others:
-                self._walk(others, group)
-        return loss
+    def _move_group(self, group: dict[str, Any]) -> None:
+        shapes: dict[Any, list[Tensor]] = {}
+        others = []
+        for weight in group["params"]:
+            if weight.grad is None:
+                continue
+            if weight.grad.is_sparse:
+                raise Unsupported("MuonAdamW takes no sparse gradients; torch.optim.SparseAdam does")
+            if weight.ndim == 2 and min(weight.shape) >= LEAST:
+                shapes.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
+            else:
+                others.append(weight)
+        for weights in shapes.values():
+            self._turn(weights, group)
+        if others:
+            self._walk(others, group)
 
     def _turn(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Matrices of one shape."""

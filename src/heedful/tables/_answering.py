@@ -20,7 +20,7 @@ from heedful._runtime import beside_one_another
 from heedful._text import quantity
 from heedful.bridges.estimator import Estimator, device_of, placed, seed_of
 from heedful.bridges.samples import Samples, check_is_fitted
-from heedful.tables._columns import Columns, read_columns, without_target
+from heedful.tables._columns import Columns, read_rows, without_target
 from heedful.tables._variants import Variants
 from heedful.tables.in_context import Context, InContextNetwork
 from heedful.tables.results import RowExplanation
@@ -123,13 +123,7 @@ class InContext(Estimator):
             )
 
     def _read(self, X: Any, y: Any = None, *_: Any, fitting: bool = False) -> Samples:
-        X, y = without_target(X, y, self.target, fitting=fitting)
-        cells, y = read_columns(self, X, y, fitting=fitting, categorical=self.categorical)
-        if fitting and len(cells) < 2:
-            raise InvalidArgument("X has one sample; a table to look at needs two rows or more")
-        if fitting and np.isnan(cells).all(0).any():
-            name = self.columns_.names[int(np.isnan(cells).all(0).argmax())]
-            raise InvalidArgument(f"column {name!r} of X holds no value at all; leave it out")
+        cells, y = read_rows(self, X, y, fitting=fitting)
         return Samples((cells,), y)
 
     # What answers are made of

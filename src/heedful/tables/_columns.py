@@ -149,6 +149,18 @@ def read_columns(
     return cells, y
 
 
+def read_rows(estimator: Any, X: Any, y: Any = None, *, fitting: bool) -> tuple[np.ndarray, Any]:
+    """Cells and y as `read_columns` gives them, of an estimator with `target` and `categorical` whose answers look at other rows: `fit` needs two, and a value in each column."""
+    X, y = without_target(X, y, estimator.target, fitting=fitting)
+    cells, y = read_columns(estimator, X, y, fitting=fitting, categorical=estimator.categorical)
+    if fitting and len(cells) < 2:
+        raise InvalidArgument("X has one sample; a table to look at needs two rows or more")
+    if fitting and np.isnan(cells).all(0).any():
+        name = estimator.columns_.names[int(np.isnan(cells).all(0).argmax())]
+        raise InvalidArgument(f"column {name!r} of X holds no value at all; leave it out")
+    return cells, y
+
+
 def weighed(X: Any, y: Any, weights: Any, groups: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None]:
     """Rows, targets, weights and groups without those of weight 0, of which nothing may be learned; and the places of the others where some are left out."""
     from sklearn.utils import _safe_indexing

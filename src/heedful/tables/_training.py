@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from heedful._checks import check_choice, check_number, check_whole
-from heedful._errors import InvalidArgument
 from heedful.bridges.estimator import Estimator
 from heedful.bridges.record import Hyperparameters
 from heedful.bridges.samples import Samples
-from heedful.tables._columns import Columns, read_columns, weighed, without_target
+from heedful.tables._columns import Columns, read_rows, weighed
 from heedful.tables._folds import drawn_folds
 from heedful.tables._masking import Masking, Tradeoff, feature_loss, target_losses, tradeoff_at
 from heedful.tables._presets import PRESETS
@@ -105,13 +104,7 @@ class Learning(Estimator):
     def _read(
         self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None, *, fitting: bool = False
     ) -> Samples:
-        X, y = without_target(X, y, self.target, fitting=fitting)
-        cells, y = read_columns(self, X, y, fitting=fitting, categorical=self.categorical)
-        if fitting and len(cells) < 2:
-            raise InvalidArgument("X has one sample; a table to look at needs two rows or more")
-        if fitting and np.isnan(cells).all(0).any():
-            name = self.columns_.names[int(np.isnan(cells).all(0).argmax())]
-            raise InvalidArgument(f"column {name!r} of X holds no value at all; leave it out")
+        cells, y = read_rows(self, X, y, fitting=fitting)
         return Samples((cells,), y, sample_weight, groups)
 
     def _split(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
