@@ -272,5 +272,7 @@ def test_which_estimator_a_table_gets(monkeypatch):
 def test_the_network_of_an_estimator_is_a_module_like_others(tmp_path):
     network = _answering.pretrained("classes")
     network.save_pretrained(tmp_path)
+    before = torch.get_rng_state()
     other = InContextNetwork.from_pretrained(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)  # nobody's random numbers are spent on weights that are replaced
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), other.parameters(), strict=True))

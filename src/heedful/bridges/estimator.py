@@ -264,7 +264,8 @@ class Estimator(Savable, BaseEstimator):  # type: ignore[misc]
         return estimator
 
     def _load(self, weights: dict[str, Tensor]) -> None:
-        self.network_ = self._network()
+        with torch.random.fork_rng([]):  # first weights are drawn, and replaced
+            self.network_ = self._network()
         self.network_.load_state_dict(weights, assign=True)
         self.network_.eval()
 

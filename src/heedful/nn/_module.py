@@ -60,7 +60,8 @@ class Module(Savable, nn.Module):
 
     @classmethod
     def _remade(cls, description: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        module = cls.from_dict(description)
+        with torch.random.fork_rng([]):  # first weights are drawn, and replaced
+            module = cls.from_dict(description)
         module.load_state_dict(tensors, assign=True)
         return module.eval()
 
