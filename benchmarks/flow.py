@@ -130,7 +130,7 @@ def memory(setting: Setting, name: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-def _highest() -> int:
+def highest() -> int:
     """The most memory that this process has held. What getrusage says is also that of whoever started it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
@@ -184,7 +184,7 @@ def main(given: list[str] | None = None) -> int:
         setting = Setting(**json.loads(asked.setting))
         prepare(setting.device)
         ways(setting, setting.tokens)[asked.alone]()
-        print(_highest())
+        print(highest())
         return 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
     setting = QUICK if asked.quick else Setting() if device == "cuda" else ON_CPU

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, bars, datapoints, flow, gpu, pages, search, times, timing  # noqa: E402
+from benchmarks import accuracy, bars, datapoints, flow, gpu, pages, search, series, times, timing  # noqa: E402
 from benchmarks.contest import hold  # noqa: E402
 from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
 
@@ -444,6 +444,43 @@ def test_bars_of_flow():
 
     assert [bar.verdict for bar in flow.bars(found(63e6, 1.9), flow.Setting())] == ["met", "met"]
     assert [bar.verdict for bar in flow.bars(found(65e6, 2.1), flow.Setting())] == ["MISSED", "MISSED"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no CUDA device")
+def test_the_driver_of_series_runs_on_the_cpu(tmp_path, capsys):
+    """Small sets are compared and fitted; they are judged by no bar, and nothing is written."""
+    pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
+    assert series.main(["--out", str(tmp_path)]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+    assert series.main(["--quick", "--out", str(tmp_path)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [len(result[part]) for part in ("compared", "fitted", "bars")] == [3, 1, 0]
+    assert all(row["error"] == 0 and row["gap"] < 1e-9 for row in result["compared"])
+    assert set(result["fitted"][0]["seconds"]) == {"fit", "predict", "evidence"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_bars_of_series():
+    def found(seconds, memory, gap):
+        row = {"series": 10_000, "steps": 1_000, "seconds": {"fit": seconds}, "memory": memory, "gap": gap}
+        return {"fitted": [row]}
+
+    assert [bar.verdict for bar in series.bars(found(299.0, 7e9, 1e-7))] == ["met", "met", "met"]
+    assert [bar.verdict for bar in series.bars(found(301.0, 9e9, 1e-5))] == ["MISSED", "MISSED", "MISSED"]
+
+
+@pytest.mark.parametrize("wrong", ["error", "gap"])
+def test_series_that_are_scored_otherwise_are_not_timed(monkeypatch, wrong):
+    pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
+    if wrong == "error":
+        # The device has drawn other kernels.
+        seeds = iter((0, 1))
+        right = series.SeriesClassifier
+        monkeypatch.setattr(series, "SeriesClassifier", lambda **given: right(**given | {"random_state": next(seeds)}))
+    else:
+        monkeypatch.setattr(series, "gap", lambda model, X: 1e-3)
+    with pytest.raises(timing.WrongResult, match=f"one length: {wrong} is"):
+        series.compare(series.QUICK.compared[0], series.QUICK)
 
 
 def test_known_items_are_found_where_documents_have_words_of_their_own(tmp_path, monkeypatch):
