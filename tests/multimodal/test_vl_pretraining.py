@@ -175,6 +175,23 @@ def test_batches_are_the_same_again():
     assert len(stream) == len(list(stream)) == 12
 
 
+def test_batches_drawn_ahead_are_parts_of_one_draw():
+    data = SceneCaptions(preset="easy")
+    whole = data.stream(12, 5, torch.device("cpu")).collate(list(range(12)))
+    stream = data.stream(12, 5, torch.device("cpu"))
+    stream.ahead = 3
+    parts = [stream.collate(list(range(at, at + 4))) for at in (0, 4, 8)]
+    assert all(torch.equal(torch.cat(part), one) for part, one in zip(zip(*parts, strict=True), whole, strict=True))
+    # A smaller last batch, and a new epoch, are drawn anew.
+    stream.collate([0, 1, 2, 3])
+    assert len(stream.collate([4, 5])[0]) == 2
+    first = stream.collate([0, 1, 2, 3])
+    stream.set_epoch(1)
+    assert not torch.equal(stream.collate([0, 1, 2, 3])[0], first[0])
+    stream.set_epoch(0)
+    assert torch.equal(stream.collate([0, 1, 2, 3])[0], first[0])
+
+
 def test_figures_of_merit_by_hand():
     assert pair_accuracy(torch.tensor([3.0, 1.0, 1.0, 0.0]), torch.tensor([2.0, 1.0, 2.0, -1.0])) == 0.625
     scores = torch.tensor([[0.9, 0.1, 0.5], [0.8, 0.7, 0.6]])

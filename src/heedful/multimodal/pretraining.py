@@ -32,6 +32,8 @@ TASKS = ("mlm", "itm", "mfr")
 # Below this spread of the image tokens they are nearly all the same.
 COLLAPSED = 0.05
 DECAY = 0.996
+# Batches that are drawn at once: a GPU waits for the many small steps of one draw, however large it is.
+AHEAD = {"cuda": 8}
 
 
 class Collapse(UserWarning):
@@ -397,6 +399,8 @@ class SceneStream(IterableDataset[int]):
     def __init__(self, data: SceneCaptions, cases: int, seed: int, device: torch.device) -> None:
         self.data, self.cases, self.seed, self.epoch = data, cases, seed, 0
         self.generator = torch.Generator(device)
+        self.ahead = AHEAD.get(device.type, 1)
+        self.drawn: list[tuple[Tensor, ...]] = []
         if data.scenes is not None:
             parts = (data.scenes.things, data.scenes.there, data.scenes.jitter, data.scenes.background)
             data.scenes = Scenes(*(part.to(device) for part in parts))
@@ -410,8 +414,12 @@ class SceneStream(IterableDataset[int]):
         return iter(range(self.cases))
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        self.epoch, self.drawn = epoch, []
 
-    def collate(self, cases: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        self.generator.manual_seed(mixed(self.seed, self.epoch, cases[0]))
-        return self.data.batch(len(cases), self.generator)
+    def collate(self, cases: list[int]) -> tuple[Tensor, ...]:
+        count = len(cases)
+        if not self.drawn or len(self.drawn[-1][0]) != count:
+            self.generator.manual_seed(mixed(self.seed, self.epoch, cases[0]))
+            parts = self.data.batch(self.ahead * count, self.generator)
+            self.drawn = list(zip(*(part.split(count) for part in parts), strict=True))[::-1]
+        return self.drawn.pop()
