@@ -76,10 +76,12 @@ def _run(name: str, folder: Path, device: str, quick: bool) -> dict[str, Any]:
 def run(setting: Setting) -> dict[str, Any]:
     beside = setting.work.parent / "vision-ablation"
     store = setting.store()
-    folders = {UNTRAINED: setting.work, LONG: pictures.pretrained(setting)}
+    folders = {UNTRAINED: setting.work, LONG: pictures.base(setting)}
+    if not store.has(LONG):
+        pictures.pretrained(setting)
     for arm in (CONVOLUTION, NONE, ATTENTION, RANDOM):
         folders[arm] = vision_ablation.folder(beside, f"{arm}{' quick' if setting.quick else ''}")
-        if not (folders[arm] / "model.safetensors").is_file():
+        if not store.has(arm) and not (folders[arm] / "model.safetensors").is_file():
             vision_ablation._run(arm, 0, None, str(beside), setting.device, setting.quick)
     parts = {name: (name, folders[name], setting.device, setting.quick) for name in MODELS}
     return {"quick": setting.quick, "parts": store.run(_run, parts)}
