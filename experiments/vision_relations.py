@@ -37,7 +37,7 @@ WEAK, UNPLACED = "image positions of 0.02", "no text positions"
 CONTROLS: dict[str, dict[str, Any]] = {WEAK: {"image_positions": "small"}, UNPLACED: {"text_positions": "none"}}
 OBJECTS, PAIRS, BOTH, DIGITS = "objects as vectors", "pairs held out", "two relations trained on", "written digits"
 LENGTH = 24  # tokens, of which a caption of two relations has up to 18
-TASKS: dict[str, Any] = {"tasks": ("mlm", "itm"), "weights": (0.3, 1.0, 0.0)}
+TASKS: dict[str, Any] = {"tasks": ("mlm", "itm")}
 
 
 def _sizes(quick: bool) -> dict[str, Any]:
