@@ -357,3 +357,22 @@ def test_evidence_finds_a_planted_burst():
     evidence = model.evidence(X[90:])
     found = np.array([evidence.of(case, 1)[:, 0].argmax() for case in range(60)])
     assert (found == places[90:])[y[90:] == 1].mean() > 0.95
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kernel", ["linear", "linear+softmax"])
+def test_a_gpu_answers_as_the_cpu(kernel, tmp_path):
+    """Rounding moves single steps across a bias; a model that was fitted there answers here."""
+    X, y = waves(50, 0)
+    unseen, _ = waves(30, 1)
+    there, here = (
+        SeriesClassifier(kernel=kernel, features=840, random_state=0, device=device).fit(X, y)
+        for device in ("cuda", "cpu")
+    )
+    wanted, got = here.decision_function(unseen), there.decision_function(unseen)
+    np.testing.assert_allclose(got, wanted, atol=1e-2 * np.abs(wanted).max())
+    scores = there.evidence(unseen).scores
+    np.testing.assert_allclose(scores[:, 1] - scores[:, 0], got, atol=1e-7)
+    there.save_pretrained(tmp_path / "model")
+    taken = SeriesClassifier.from_pretrained(tmp_path / "model").set_params(device="cpu")
+    np.testing.assert_allclose(taken.decision_function(unseen), got, atol=1e-2 * np.abs(got).max())

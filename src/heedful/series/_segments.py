@@ -58,8 +58,10 @@ class SegmentKernel:
         for level in self.levels:
             token = self._level(view, parts, level) - self.tensors[f"{name}.{level}.mean"]
             token = token * self.tensors[f"{name}.{level}.scale"] * torch.where(sums < 0, -1.0, 1.0)
+            # A GPU adds in any order, which float64 hides: scores and evidence are computed apart.
+            token = token.double() if token.is_cuda else token
             own = token.new_zeros(*token.shape[:2], self.width).index_add_(2, sums.abs(), token)
-            tokens[level][rows] += own
+            tokens[level][rows] += own.to(tokens[level])
 
     def empty(self, n: int, device: torch.device) -> dict[int, Tensor]:
         return {level: torch.zeros(n, level, self.width, device=device) for level in self.levels}
