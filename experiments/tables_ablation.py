@@ -23,7 +23,15 @@ from heedful.tables.prior import TARGETS, Shape
 
 SEEDS = (0, 1, 2)
 SIZE: dict[str, Any] = {"embed_dim": 64, "num_heads": 4, "layers": 3}
-TRAINED: dict[str, Any] = {"epochs": 5, "steps": 80, "cells": 100_000, "lr": 2e-3, "average": 0.98}
+TRAINED: dict[str, Any] = {
+    "epochs": 5,
+    "steps": 80,
+    "cells": 100_000,
+    "lr": 2e-3,
+    "average": 0.98,
+    "optimizer": "AdamW",
+    "part": 32,
+}
 QUICK: dict[str, Any] = {"epochs": 1, "steps": 2, "cells": 2_000, "held_out": 1}
 ALL = "everything"
 NETWORKS: dict[str, dict[str, Any]] = {

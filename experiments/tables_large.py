@@ -23,7 +23,7 @@ from experiments.tabular import Data, drawn, halves
 
 ROWS = 5000
 DRAWS = (0, 1)
-SIZES = (500, 1000, 2000, 4000)
+SIZES = (500, 1000, 2000)
 RIVALS = ("linear", FOREST, "XGBoost", "LightGBM", "CatBoost")
 FIGURES = ("auc", "accuracy", "nll", "seconds")
 QUICK_SIZE = 40

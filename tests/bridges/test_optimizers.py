@@ -246,16 +246,16 @@ def test_muon_and_adamw_beside_those_of_torch(weight_decay):
     """Matrices as torch's own Muon moves them, each by itself; vectors and small matrices as its AdamW does."""
     generator = torch.Generator().manual_seed(0)
     sizes = {
-        "square": (37, 37),
-        "twin": (37, 37),
-        "tall": (53, 32),
-        "wide": (32, 41),
-        "thin": (31, 64),
+        "square": (67, 67),
+        "twin": (67, 67),
+        "tall": (83, 64),
+        "wide": (64, 71),
+        "thin": (63, 64),
         "vector": (17,),
     }
     starts = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
     ours, theirs = ({name: nn.Parameter(start.clone()) for name, start in starts.items()} for _ in range(2))
-    matrices = [name for name, size in sizes.items() if len(size) == 2 and min(size) >= 32]
+    matrices = [name for name, size in sizes.items() if len(size) == 2 and min(size) >= 64]
     optimizer = MuonAdamW(ours.values(), lr=0.03, weight_decay=weight_decay)
     muon = torch.optim.Muon(
         [theirs[name] for name in matrices], lr=0.03, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"

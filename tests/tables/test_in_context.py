@@ -27,7 +27,7 @@ def table(seed=0, tables=3, context=17, asked=7, columns=4):
     target = torch.randint(3, (tables, context), generator=generator)
     target[:, :3] = torch.arange(3)
     identity = torch.randn(tables, columns, 16, dtype=torch.float64, generator=generator)
-    return values, target, torch.full((tables,), 3), torch.tensor([[False, True, False, False]] * tables), identity
+    return values, target, torch.full((tables,), 3), torch.arange(columns).expand(tables, -1) == 1, identity
 
 
 def test_asked_rows_do_not_see_one_another():
@@ -107,20 +107,34 @@ def test_votes_beside_their_formula():
     assert (shares.sum(-1) - 1).abs().max() < 1e-10
 
 
-def test_centres_beside_their_formula():
-    """A class is scored by its own rows; a class of no row in the context has no centre, and no chance."""
-    made, (values, target, *rest) = network(centres=True), table()
-    context = made.remember(values[:, :17], target, *rest)
-    row = made._rows(values[:, 17:], context)
-    found = made._nearness(row, context)
-    for b in range(3):
-        for c in range(3):
-            centre = made.place(context.rows[b][target[b] == c]).mean(0)
-            assert (found[b, :, c] - made.toward(row[b]) @ centre / 4).abs().max() < 1e-10
-    assert (found[..., 3:] == 0).all()
-    assert (made.answer(values[:, 17:], context)[..., 3:] == -torch.inf).all()
-    fresh = InContextNetwork(5, embed_dim=16, num_heads=2, layers=2, centres=True).double().eval()
-    assert (fresh._nearness(row, context)[..., :3].std(-1) < 1).all()
+@pytest.mark.parametrize("columns", [4, 5])
+def test_neighbours_share_a_vector(columns):
+    """Beside a loop over pairs; the last one of an odd number is alone. In narrow tables each is alone."""
+    made, (values, target, classes, is_category, identity) = network(paired=3), table(columns=columns)
+    context = made._known(values[:, :17], target, classes, is_category, identity)
+    inputs = made._inputs(values, context)
+    found = made._cells(values, context, 17)
+    assert found.shape[2] == 1 + (columns + 1) // 2
+    narrow = made._cells(values[..., :3], made._known(values[:, :17, :3], target, classes, is_category[:, :3], identity[:, :3]), 17)  # fmt: skip
+    assert narrow.shape[2] == 4
+
+    def vector(cells, names):
+        absent = 2 - len(cells)
+        cells = torch.cat([*cells, *[torch.zeros_like(cells[0])] * absent], dim=-1)
+        names = torch.cat([*names, *[torch.zeros_like(names[0])] * absent], dim=-1)
+        return made.cell(cells) + made.column(names)[:, None]
+
+    for place in range((columns + 1) // 2):
+        both = range(2 * place, min(columns, 2 * place + 2))
+        wanted = vector([inputs[:, :, j] for j in both], [identity[:, j] for j in both])
+        assert (found[:, :, 1 + place] - wanted).abs().max() < 1e-12
+    for j in range(3):
+        assert (narrow[:, :, 1 + j] - vector([inputs[:, :, j]], [identity[:, j]])).abs().max() < 1e-12
+    # Pairs may stand in any order.
+    wanted = made(values, target, classes, is_category, identity)[..., :3]
+    turn = torch.tensor([2, 3, 0, 1, *range(4, columns)])
+    turned = made(values[..., turn], target, classes, is_category[:, turn], identity[:, turn])
+    assert (turned[..., :3] - wanted).abs().max() < 1e-10
 
 
 def test_a_new_network_knows_nothing_of_rows_but_votes():

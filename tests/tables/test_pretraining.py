@@ -52,7 +52,22 @@ def test_first_epochs_have_small_tables():
     assert (later.context, later.values.shape[2]) == (400, 40)
 
 
-@pytest.mark.parametrize("bad", [{"steps": 0}, {"steps": 1, "cells": 0}, {"steps": 1, "easy": -1}])
+def test_other_processes_draw_the_same_tables():
+    assert same(batches(seed=1), batches(seed=1, workers=2))
+
+
+def test_two_columns_count_as_one_where_they_share_a_vector():
+    wide = {"size": lambda draws: Shape(40, 20, 13), "steps": 1, "cells": 12_000}
+    alone, paired, narrow = (
+        next(iter(SyntheticTables(**wide, paired=paired))).values.shape for paired in (None, 12, 13)
+    )
+    assert alone == narrow == (12_000 // (60 * 14), 60, 13)
+    assert paired == (12_000 // (60 * 8), 60, 13)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"steps": 0}, {"steps": 1, "cells": 0}, {"steps": 1, "easy": -1}, {"steps": 1, "workers": -1}]
+)
 def test_streams_refuse_bad_numbers(bad):
     with pytest.raises(InvalidArgument):
         SyntheticTables(**bad)
@@ -103,12 +118,17 @@ def test_a_table_said_in_other_words():
     variants = Variants.draw(5, [0, 4, 0], 3, 16, seed=3)
     values = torch.tensor([[0.5, 3.0, -1.0], [math.nan, 0.0, 2.0], [7.0, math.nan, 0.0]])
     cells = variants.cells(values)
-    for which, row in itertools.product(range(5), range(3)):
-        level = values[row, 1]
-        wanted = math.nan if level.isnan() else float(variants.codes[which, 1, int(level)])
-        assert torch.equal(cells[which, row, [0, 2]].nan_to_num(99.0), values[row, [0, 2]].nan_to_num(99.0))
-        assert float(cells[which, row, 1]) == wanted or (math.isnan(wanted) and cells[which, row, 1].isnan())
-    assert all(sorted(codes[:4].tolist()) == [0, 1, 2, 3] for codes in variants.codes[:, 1])
+    assert all(sorted(columns.tolist()) == [0, 1, 2] for columns in variants.columns)
+    assert len({tuple(columns.tolist()) for columns in variants.columns}) > 1
+    for which, row, place in itertools.product(range(5), range(3), range(3)):
+        column = int(variants.columns[which, place])
+        wanted = values[row, column]
+        if column == 1 and not wanted.isnan():
+            wanted = variants.codes[which, place, int(wanted)]
+        assert torch.equal(cells[which, row, place].nan_to_num(99.0), wanted.nan_to_num(99.0))
+    assert torch.equal(variants.is_category, variants.columns == 1)
+    for codes in variants.codes[variants.is_category]:
+        assert sorted(codes[:4].tolist()) == [0, 1, 2, 3]
     assert all(sorted(names.tolist()) == [0, 1, 2] for names in variants.names)
 
 

@@ -256,17 +256,15 @@ def test_bfloat16_says_nearly_the_same():
     assert np.abs(model.set_params(precision="bfloat16").predict_proba(x[101:]) - exact).max() < 0.1
 
 
-def test_which_estimator_a_table_gets(monkeypatch):
+def test_which_estimator_a_table_gets():
     x = np.zeros((40, 3))
-    assert estimator_for(["a", "b"] * 20, x) == "DatapointClassifier"
-    monkeypatch.setattr("heedful.tables.files.ROWS", 1000)
     assert estimator_for(["a", "b"] * 20, x) == "InContextClassifier"
     assert estimator_for(np.arange(40) / 3, x) == "InContextRegressor"
     assert estimator_for(["a", "b"] * 20, x, {"preset"}) == "DatapointClassifier"
     assert estimator_for(["a", "b"] * 20, x, {"target", "device"}) == "InContextClassifier"
     assert estimator_for(["a", "b"] * 600, np.zeros((1200, 3))) == "DatapointClassifier"
     assert estimator_for([str(one % 11) for one in range(40)], x) == "DatapointClassifier"
-    assert estimator_for(["a", "b"] * 20, np.zeros((40, 101))) == "DatapointClassifier"
+    assert estimator_for(["a", "b"] * 20, np.zeros((40, 51))) == "DatapointClassifier"
 
 
 def test_the_network_of_an_estimator_is_a_module_like_others(tmp_path):

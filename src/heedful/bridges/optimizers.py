@@ -173,7 +173,7 @@ class Lookahead(Optimizer):
 
 
 class MuonAdamW(_ByGroup):
-    r"""Muon (Jordan et al. 2024) for matrices with 32 rows and columns at least, AdamW for all else.
+    r"""Muon (Jordan et al. 2024) for matrices with 64 rows and columns at least, AdamW for all else.
 
     $$b \leftarrow \mu b + (1 - \mu) g, \qquad p \leftarrow (1 - \eta \lambda) p - 0.2 \sqrt{\max(r, c)}\, \eta\, \mathrm{orth}(\mu b + (1 - \mu) g)$$
 
@@ -181,9 +181,9 @@ class MuonAdamW(_ByGroup):
     Newton and Schulz in bfloat16, and the factor gives updates the size of AdamW's, so that one `lr` serves both. Matrices of one shape are moved together: torch's `Muon` takes each by itself, and takes no vectors.
 
     >>> import torch
-    >>> network = torch.nn.Linear(64, 32)
+    >>> network = torch.nn.Linear(96, 64)
     >>> optimizer = MuonAdamW(network.parameters(), lr=0.1)
-    >>> network(torch.ones(5, 64)).sum().backward()
+    >>> network(torch.ones(5, 96)).sum().backward()
     >>> optimizer.step()
     """
 
@@ -255,7 +255,7 @@ class MuonAdamW(_ByGroup):
         torch._foreach_addcdiv_(weights, means, roots, [-group["lr"] / (1 - first**step) for step in steps])
 
 
-LEAST = 32
+LEAST = 64
 """Rows and columns that a matrix has at least to be turned as one."""
 
 

@@ -79,8 +79,9 @@ def fit(
     """Trains a model on the data of a file and saves it to a folder.
 
     If it is killed, the same command continues where it stopped; at most one
-    epoch is lost. --estimator InContextClassifier and InContextRegressor keep the
-    rows of a small table instead, and answers look at them.
+    epoch is lost. For a table of up to 1,000 rows nothing is trained: the rows are
+    kept, and a network of this package answers by looking at them. --estimator
+    DatapointClassifier or DatapointRegressor trains on them.
     """
     kind: Task = ctx.meta["heedful.task"]
     _check_file(file)

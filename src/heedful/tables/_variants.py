@@ -40,9 +40,8 @@ class Variants(NamedTuple):
         order = torch.rand(count, len(levels), longest, generator=generator)
         codes = (order + (torch.arange(longest) >= sizes[:, None])).argsort(-1).argsort(-1).float()
         names = torch.rand(count, classes, generator=generator).argsort(-1)
-        columns = torch.arange(len(levels)).expand(count, -1)
-        if most is not None and len(levels) > most:
-            columns = torch.rand(count, len(levels), generator=generator).argsort(-1)[:, :most].sort(-1).values
+        # Neighbours may share a vector: each variant has others.
+        columns = torch.rand(count, len(levels), generator=generator).argsort(-1)[:, :most]
         at = columns[..., None]
         return cls(
             identities.gather(1, at.expand(-1, -1, identity)), codes.gather(1, at.expand(-1, -1, longest)), names, sizes[columns] > 0, columns,

@@ -19,8 +19,8 @@ Split = Literal["train", "test"]
 DATE, CODE, WHOLE = r"\d{4}-\d{2}-\d{2}", r"[+-]?0\d", r"\s*[+-]?\d+\s*"
 CLASSES = 20
 """Whole numbers of so many kinds are still classes."""
-# Tables that need no training, and the options that there are without. None is so small until the weights answer as well as training does: recipe `tables-prior`.
-ROWS, COLUMNS, ANSWERED = 0, 100, 10
+# Rows, columns and classes of tables that need no training (recipe `tables-prior`), and the options that there are without.
+ROWS, COLUMNS, ANSWERED = 1000, 50, 10
 UNTRAINED = {"target", "categorical", "variants", "context_size", "precision", "random_state", "device"}
 
 
@@ -108,7 +108,7 @@ def _typed(frame: Any) -> Any:
 def estimator_for(y: Any, X: Any = None, options: Collection[str] = ()) -> str:
     """The estimator that predicts what y holds: numbers with fractions or of more than twenty kinds are numbers, all else are classes.
 
-    A table X of `ROWS` rows and 100 columns at most, with ten classes at most, needs no training, unless `options` name what only a trained estimator has.
+    A table X of 1,000 rows and 50 columns at most, with ten classes at most, needs no training, unless `options` name what only a trained estimator has.
 
     >>> estimator_for([1, 2, 2]), estimator_for([0.5, 1.5]), estimator_for(["a", "b"])
     ('DatapointClassifier', 'DatapointRegressor', 'DatapointClassifier')

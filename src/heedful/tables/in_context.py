@@ -45,7 +45,7 @@ class InContextNetwork(Module):
     r"""Attention between the columns of each row, and from each row to the rows of the context, in turn; nothing is fitted to a table.
 
     A cell is a vector of its number (in deviations of the context, cut at 6), its rank in the context, sines and cosines of both, whether it is missing and whether it is
-    a category, and of a random identity of its column. The target is a column in front. Layers are $x \leftarrow \mathrm{Block}_{columns}(x)$, then each column
+    a category, and of a random identity of its column; in wide tables two neighbours share a vector (`paired`). The target is a column in front. Layers are $x \leftarrow \mathrm{Block}_{columns}(x)$, then each column
     attends along its rows, to those of the context alone. The log-probability of class c is that of a map of the target's cell plus votes of the context,
 
     $$\sum_h w_h \log \left( \sum_i a_{hi} [y_i = c] + 0.002 \right),$$
@@ -60,8 +60,8 @@ class InContextNetwork(Module):
         embed_dim, num_heads, layers, expansion: the network's sizes.
         numbers: whether targets are numbers.
         votes: whether rows of the context vote, beside the map.
-        centres: whether a class is also known by how near its centre is, of rows behind all layers.
         ranks, waves, identity: whether cells know their rank, sines and cosines; how many random numbers identify a column (0: columns are known by their cells alone).
+        paired: of tables with more columns than this, two neighbouring cells of a row are one vector, which halves the work; None for never.
 
     >>> network = InContextNetwork(4, embed_dim=16, num_heads=2, layers=1)
     >>> values, target = torch.randn(3, 12, 5), torch.randint(2, (3, 8))
@@ -79,25 +79,26 @@ class InContextNetwork(Module):
         *,
         numbers: bool = False,
         votes: bool = True,
-        centres: bool = False,
         ranks: bool = True,
         waves: bool = True,
         identity: int = 16,
+        paired: int | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
         check_whole(classes=classes, embed_dim=embed_dim, layers=layers, expansion=expansion)
         check_whole(0, identity=identity)
+        check_whole(optional=True, paired=paired)
         self.classes, self.embed_dim, self.num_heads, self.layers = classes, embed_dim, num_heads, layers
-        self.numbers, self.centres = numbers, centres
+        self.numbers, self.paired = numbers, paired
         self.expansion, self.votes, self.ranks, self.waves, self.identity = expansion, votes, ranks, waves, identity
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        size = (1 + ranks) * (1 + 2 * len(WAVES) * waves) + 2
+        size, cells = (1 + ranks) * (1 + 2 * len(WAVES) * waves) + 2, 1 if paired is None else 2
         self.cell = nn.Sequential(
-            nn.Linear(size, embed_dim, **place), nn.GELU(), nn.Linear(embed_dim, embed_dim, **place)
+            nn.Linear(cells * size, embed_dim, **place), nn.GELU(), nn.Linear(embed_dim, embed_dim, **place)
         )
-        self.column = nn.Linear(identity, embed_dim, bias=False, **place) if identity else None
+        self.column = nn.Linear(cells * identity, embed_dim, bias=False, **place) if identity else None
         # Of a target that is asked for: the last class, or of numbers the only one.
         self.label = nn.Embedding(1 if numbers else classes + 1, embed_dim, **place)
         if numbers:
@@ -116,10 +117,6 @@ class InContextNetwork(Module):
             self.query = nn.Linear(embed_dim, embed_dim, **place)
             self.key = nn.Linear(embed_dim, embed_dim, **place)
             self.weight = nn.Parameter(torch.full((num_heads,), 0.5 / num_heads, **place))
-        if centres and not numbers:
-            self.toward = nn.Linear(embed_dim, embed_dim, **place)
-            self.place = nn.Linear(embed_dim, embed_dim, **place)
-            nn.init.zeros_(self.toward.weight)
         if self.column is not None:
             nn.init.normal_(self.column.weight, std=0.1)
         for name, part in self.named_parameters():
@@ -210,8 +207,6 @@ class InContextNetwork(Module):
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.votes:
             logits = logits + self._votes(row, context).to(logits)
-        if self.centres and not self.numbers:
-            logits = logits + self._nearness(row, context).to(logits)
         if self.numbers:
             return logits.log_softmax(-1)
         absent = torch.arange(self.classes, device=row.device) >= context.classes[:, None]
@@ -236,12 +231,6 @@ class InContextNetwork(Module):
         labels = self.shares(context.target, context.target).to(row)[:, None].expand(-1, self.num_heads, -1, -1)
         shares = attend(self._heads(self.query(row)), self._heads(self.key(context.rows)), labels, kernel=Softmax())
         return torch.einsum("bhnc,h->bnc", (shares.float() + DOUBT).log(), self.weight.float())
-
-    def _nearness(self, row: Tensor, context: Context) -> Tensor:
-        """Products of asked rows with the centre of each class of the context, `(B, asked, classes)`."""
-        rows = functional.one_hot(context.target, self.classes).to(row)
-        centres = rows.mT @ self.place(context.rows) / rows.sum(1).clamp_min(1)[..., None]
-        return self.toward(row) @ centres.to(row.dtype).mT / self.embed_dim**0.5
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -268,12 +257,20 @@ class InContextNetwork(Module):
         return torch.linspace(-WIDE, WIDE, self.classes, dtype=known.dtype, device=known.device) * spread + mean
 
     def _cells(self, values: Tensor, context: Context, count: int) -> Tensor:
-        """Vectors of the target and of all cells, `(B, rows, 1 + d, embed_dim)`; targets of the first `count` rows are known."""
-        inputs = self._inputs(values, context)
+        """Vectors of the target and of all cells, `(B, rows, 1 + d, embed_dim)`, or of all pairs; targets of the first `count` rows are known."""
+        inputs = self._together(self._inputs(values, context))
         x = self.cell(inputs.to(self.norm.weight.dtype))
         if self.column is not None:
-            x = x + self.column(context.identity.to(x.dtype))[:, None]
+            x = x + self.column(self._together(context.identity).to(x.dtype))[:, None]
         return torch.cat((self._labels(context.target[:, :count], values.shape[1]).to(x.dtype)[:, :, None], x), dim=2)
+
+    def _together(self, x: Tensor) -> Tensor:
+        """What is known of columns, `(..., d, k)`, as vectors have it: of each alone, or of each with the next one; zeros where there is none."""
+        if self.paired is None:
+            return x
+        if x.shape[-2] <= self.paired:
+            return functional.pad(x, (0, x.shape[-1]))
+        return functional.pad(x, (0, 0, 0, x.shape[-2] % 2)).unflatten(-2, (-1, 2)).flatten(-2)
 
     def _labels(self, target: Tensor, rows: int) -> Tensor:
         """Vectors `(B, rows, embed_dim)` of targets, of which the first are known."""

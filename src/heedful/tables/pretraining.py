@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from heedful._checks import check_number, check_whole
 from heedful._progress import Progress, silent
@@ -30,17 +30,19 @@ HELD_OUT = -1
 
 @dataclass
 class SyntheticTables(IterableDataset[Synthetic]):
-    """A stream of batches of synthetic tables, each of one shape, with as many tables as `cells` allow.
+    """A stream of batches of synthetic tables, each of one shape, with as many tables as `cells` allow; drawn on the CPU.
 
     Args:
         steps: batches of an epoch.
-        cells: cells of a batch, targets among them.
+        cells: vectors of cells in a batch, targets among them.
         easy: epochs at the start whose tables are small: a quarter of the rows, up to 12 columns, half of the cells.
         targets: kinds of targets to draw from, by default all of `prior.TARGETS`.
-        seed: with the number of the epoch, decides everything.
+        seed: with the numbers of the epoch and of the batch, decides everything.
         size: draws the shape of a batch; `prior.shape` by default.
         numbers: whether targets are numbers instead of classes.
         part: tables of a batch that share a kind of graph and of target, at most.
+        paired: columns above which two count as one, as in the network.
+        workers: processes that draw, each a batch; 0: this one does.
 
     >>> first = next(iter(SyntheticTables(steps=2, cells=2_000)))
     >>> first.values.shape[1:] == (first.target.shape[1], first.is_category.shape[1])
@@ -52,15 +54,16 @@ class SyntheticTables(IterableDataset[Synthetic]):
     easy: int = 0
     targets: Sequence[str] | None = None
     seed: int = 0
-    device: torch.device | str = "cpu"
     size: Callable[[Draws], Shape] = shape
     numbers: bool = False
-    part: int = 32
+    part: int = 4
+    paired: int | None = None
+    workers: int = 0
     epoch: int = 0
 
     def __post_init__(self) -> None:
         check_whole(steps=self.steps, cells=self.cells)
-        check_whole(0, easy=self.easy)
+        check_whole(0, easy=self.easy, workers=self.workers)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -69,16 +72,31 @@ class SyntheticTables(IterableDataset[Synthetic]):
         return self.steps
 
     def __iter__(self) -> Iterator[Synthetic]:
-        draws = Draws(mixed(self.seed, 1 + self.epoch) >> 1, self.device)
-        for _ in range(self.steps):
-            size, cells = self.size(draws), self.cells
-            if 0 <= self.epoch < self.easy:
-                context = 30 + size.context // 4
-                size, cells = Shape(context, max(48, context // 2), 1 + size.columns % 12), cells // 2
-            count = cells // ((size.context + size.asked) * (size.columns + 1))
-            yield draw(
-                max(4, min(MOST, count)), size, draws, part=self.part, targets=self.targets, numbers=self.numbers
-            )
+        return iter(DataLoader(_Numbered(self), batch_size=None, num_workers=self.workers))
+
+    def batch(self, number: int) -> Synthetic:
+        """The batch of this number of the epoch."""
+        draws = Draws(mixed(self.seed, 1 + self.epoch, number))
+        size, cells = self.size(draws), self.cells
+        if 0 <= self.epoch < self.easy:
+            context = 30 + size.context // 4
+            size, cells = Shape(context, max(48, context // 2), 1 + size.columns % 12), cells // 2
+        halved = self.paired is not None and size.columns > self.paired
+        count = cells // ((size.context + size.asked) * (1 + (-(-size.columns // 2) if halved else size.columns)))
+        return draw(max(4, min(MOST, count)), size, draws, part=self.part, targets=self.targets, numbers=self.numbers)
+
+
+class _Numbered(Dataset[Synthetic]):
+    """The batches of an epoch, each by its number, so that any process can draw it."""
+
+    def __init__(self, tables: SyntheticTables) -> None:
+        self.tables = tables
+
+    def __len__(self) -> int:
+        return self.tables.steps
+
+    def __getitem__(self, number: int) -> Synthetic:
+        return self.tables.batch(number)
 
 
 def losses(network: InContextNetwork, tables: Synthetic) -> tuple[Tensor, Tensor]:
@@ -99,13 +117,14 @@ def pretrain(
     steps: int = 320,
     cells: int = 300_000,
     easy: float = 0.2,
-    lr: float = 1e-3,
-    optimizer: str = "AdamW",
+    lr: float = 2e-3,
+    optimizer: str = "MuonAdamW",
     average: float | None = 0.998,
     targets: Sequence[str] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    part: int = 32,
+    part: int = 4,
+    workers: int = 0,
     held_out: int = 24,
     size: Callable[[Draws], Shape] = shape,
     progress: Progress = silent,
@@ -113,18 +132,19 @@ def pretrain(
 ) -> Training:
     """Trains a network in place on `epochs * steps` batches of synthetic tables; held-out ones, the same for all seeds, are measured after each epoch.
 
-    The share `easy` of the epochs has small tables. Training is that of every estimator here, `heedful.bridges.training.train`: AdamW whose
+    The share `easy` of the epochs has small tables. Training is that of every estimator here, `heedful.bridges.training.train`: Muon whose
     rate rises over 150 steps and falls as half a cosine, gradients of norm 1 at most, bfloat16 on a GPU, where blocks are compiled. What is
-    kept are running means of the weights (`average`), of the epoch with the best held-out loss.
+    kept are running means of the weights (`average`), of the epoch with the best held-out loss. `workers` processes draw the tables.
     """
     check_number(least=0, most=1, easy=easy)
     from heedful.bridges.training import train
 
     device = torch.device(device)
-    stream = SyntheticTables(steps, cells, round(easy * epochs), targets, seed, device, size, network.numbers, part)
-    others = SyntheticTables(
-        held_out, cells // 6, seed=12345, device=device, size=size, numbers=network.numbers, epoch=HELD_OUT
+    numbers = network.numbers
+    stream = SyntheticTables(
+        steps, cells, round(easy * epochs), targets, seed, size, numbers, part, network.paired, workers
     )
+    others = SyntheticTables(held_out, cells // 6, seed=12345, size=size, numbers=numbers, part=part, epoch=HELD_OUT)
     how = Hyperparameters(
         epochs, 1, lr, optimizer, 0.01, 1.0, None, seed, "cosine", min(0.5, 150 / (epochs * steps)), precision="auto", average=average
     )  # fmt: skip

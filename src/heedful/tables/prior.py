@@ -27,6 +27,9 @@ FAR = 1e4
 LEVELS = 18
 """Levels of a discrete column, at most."""
 
+MOST_GROUPS = 24
+"""Groups that the rows of a table are of, at most."""
+
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x,
     lambda x: x,
@@ -122,12 +125,14 @@ def renamed(target: Tensor, context: int, draws: Draws) -> tuple[Tensor, Tensor]
 def _part(
     count: int, rows: int, columns: int, draws: Draws, names: Sequence[str], numbers: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kinds = 2 if draws.chance(0.45) else draws.common.choice([3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 10])
+    kinds = 2 if draws.chance(0.4) else draws.common.choice([3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 10, 10])
     kinds = 0 if numbers else kinds
-    graph = nodes(count, rows, columns, draws)
-    values, is_category = measured(graph.seen, draws)
     weights = [TARGETS[name][1] for name in names]
     target = draws.common.choices([TARGETS[name][0] for name in names], weights)[0]
+    # Half of the tables whose classes are groups have one group for each class.
+    groups = kinds if kinds and draws.chance(0.5) else draws.common.randint(2, MOST_GROUPS)
+    graph = nodes(count, rows, columns, draws, groups if target is by_group else None)
+    values, is_category = measured(graph.seen, draws)
     source = standardised(values) if draws.chance(0.6) else graph.seen
     labels = target(source, graph, kinds, draws)
     if numbers:
@@ -148,11 +153,14 @@ class Graph(NamedTuple):
     groups: Tensor | None
 
 
-def nodes(count: int, rows: int, columns: int, draws: Draws) -> Graph:
-    """A layered random graph: nodes are sparse sums of nodes before, through random functions, with noise; some are seen as columns."""
+def nodes(count: int, rows: int, columns: int, draws: Draws, groups: int | None = None) -> Graph:
+    """A layered random graph: nodes are sparse sums of nodes before, through random functions, with noise; some are seen as columns.
+
+    Half of the graphs have roots in groups, and all for which a number of `groups` is given.
+    """
     common = draws.common
     roots = common.choice([1, 2, 3, 4, 5, 6, 8, 10, 14, 20, 30]) if draws.chance(0.8) else columns
-    kind, groups = common.random(), None
+    kind, group = 1.0 if groups else common.random(), None
     if kind < 0.3:
         z = draws.normal(count, rows, roots)
     elif kind < 0.45:
@@ -160,7 +168,7 @@ def nodes(count: int, rows: int, columns: int, draws: Draws) -> Graph:
     elif kind < 0.5:
         z = draws.normal(count, rows, roots) / (draws.normal(count, rows, roots).abs() + 0.3)
     else:
-        z, groups = grouped(count, rows, roots, common.randint(2, 24), draws)
+        z, group = grouped(count, rows, roots, groups or common.randint(2, MOST_GROUPS), draws)
     layers, width = common.choice([0, 1, 1, 2, 2, 3, 4]), common.choice([16, 24, 32, 48])
     is_linear = layers == 0
     layers, width = (1, columns + 12) if is_linear else (max(layers, math.ceil((columns + 12) / width)), width)
@@ -182,7 +190,7 @@ def nodes(count: int, rows: int, columns: int, draws: Draws) -> Graph:
     lean = 1.5 * draws.normal(count, 1) * torch.arange(size, device=z.device) / size
     order = (draws.uniform(count, size) + lean).argsort(-1)
     everything = everything.gather(2, order[:, None].expand_as(everything))
-    return Graph(everything[..., :columns], everything[..., columns:], groups)
+    return Graph(everything[..., :columns], everything[..., columns:], group)
 
 
 def grouped(count: int, rows: int, roots: int, groups: int, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -280,9 +288,9 @@ def by_group(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
         return by_node(x, graph, kinds, draws)
     count = len(x)
     if not kinds:
-        return numbers_of(draws.normal(count, 24).gather(1, graph.groups)[..., None], draws)
-    classes = torch.arange(24, device=x.device).expand(count, 24) % kinds
-    classes = classes if draws.chance(0.5) else draws.whole(kinds, count, 24)
+        return numbers_of(draws.normal(count, MOST_GROUPS).gather(1, graph.groups)[..., None], draws)
+    classes = torch.arange(MOST_GROUPS, device=x.device).expand(count, -1) % kinds
+    classes = classes if draws.chance(0.7) else draws.whole(kinds, count, MOST_GROUPS)
     return classes.gather(1, graph.groups)
 
 
@@ -399,15 +407,15 @@ def by_counts(x: Tensor, graph: Graph, kinds: int, draws: Draws) -> Tensor:
 
 Target = Callable[[Tensor, Graph, int, Draws], Tensor]
 TARGETS: dict[str, tuple[Target, float]] = {
-    "group": (by_group, 0.22),
-    "node": (by_node, 0.14),
-    "line": (by_line, 0.1),
-    "network": (by_network, 0.12),
-    "trees": (by_trees, 0.14),
-    "prototype": (by_prototype, 0.07),
-    "rules": (by_rules, 0.09),
-    "products": (by_products, 0.05),
-    "waves": (by_waves, 0.04),
+    "group": (by_group, 0.25),
+    "node": (by_node, 0.2),
+    "line": (by_line, 0.09),
+    "network": (by_network, 0.1),
+    "trees": (by_trees, 0.13),
+    "prototype": (by_prototype, 0.06),
+    "rules": (by_rules, 0.08),
+    "products": (by_products, 0.04),
+    "waves": (by_waves, 0.02),
     "counts": (by_counts, 0.03),
 }
 """Kinds of targets by name, each with how often it is drawn."""
