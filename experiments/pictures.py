@@ -152,11 +152,13 @@ def trained(
     return model.to(device), record
 
 
-def reached(curve: Sequence[Mapping[str, float]], names: Sequence[str], bar: float = 0.9) -> int | None:
-    """The first measured step from which on all of these stay at the bar or above."""
+def reached(
+    curve: Sequence[Mapping[str, float]], names: Sequence[str], bar: float = 0.9, what: str = "step"
+) -> float | None:
+    """The first measured step, or its seconds, from which on all of these stay at the bar or above."""
     for at, row in enumerate(curve):
         if all(later[name] >= bar for later in curve[at:] for name in names):
-            return int(row["step"])
+            return row[what]
     return None
 
 

@@ -1,6 +1,6 @@
 """What helps: image tokens by self-attention or by convolutions, and hidden image tokens chosen by attention, at random, or not at all (Xue et al. 2021, ablations).
 
-The world `shapes`; equal steps (1,500 of 256 new pictures), equal sizes; up to three seeds of the four arms of the
+The world `shapes`; equal steps (800 of 256 new pictures), equal sizes; up to three seeds of the four arms of the
 question (the column of steps has one entry for each), one of the others. Image tokens come of a transformer on patches
 or of a convolutional network with about as many parameters, both without masked feature regression (MFR); then the
 transformer with MFR by attention, the paper's, or at random, and by attention with other targets: features of a running
@@ -73,7 +73,7 @@ def _run(arm: str, seed: int, scenes: int | None, work: str, device: str, quick:
     kept = None
     if arm in MAIN and seed == 0 and scenes is None:
         kept = folder(Path(work), f"{arm}{' quick' if quick else ''}")
-    steps, batch, rounds = (4, 8, 2) if quick else (1500, 256, 15)
+    steps, batch, rounds = (4, 8, 2) if quick else (800, 256, 16)
     model, record = pictures.trained(
         data, lambda model: foils(model, images[part], asked[part]), device=device, seed=seed, steps=steps, batch=batch, rounds=rounds,
         config=config, kept=kept, mfr_after=MFR_AFTER, **how,

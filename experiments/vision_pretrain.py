@@ -1,7 +1,7 @@
 """A small model of pictures and texts, pre-trained from nothing: does it see colours, shapes, sizes and places, and find the picture of a text (Xue et al. 2021).
 
 `VisualParsingModel` as it comes (1.5 million parameters) learns from the world `shapes` by MLM, ITM and masked feature
-regression, whose hidden image tokens are chosen by attention: 5,000 steps of 512 new pictures on one GPU, one seed. It
+regression, whose hidden image tokens are chosen by attention: 3,000 steps of 512 new pictures on one GPU, one seed. It
 begins after two fifths of the steps: a word of an object that is hidden cannot be guessed, and in a small model on a CPU
 shapes were seen later where tokens were hidden from the start. The model is kept in the work folder, where
 `vision-vqa`, `vision-retrieval` and `vision-flow` find it.
@@ -36,7 +36,7 @@ PROTOTYPE = {
     "text to image R@1": 0.93,
     "image to text R@1": 0.92,
 }
-SIZES = {True: (4, 8, 2, pictures.SMALL, 24), False: (5000, 512, 20, {}, 2000)}
+SIZES = {True: (4, 8, 2, pictures.SMALL, 24), False: (3000, 512, 15, {}, 2000)}
 WANTED = {"colour": 0.97, "shape": 0.95, "size": 0.97, "relation": 0.97, "swap": 0.97, "location": 0.97}
 MFR_AFTER = 0.4
 RECALLS = ("text to image R@1", "image to text R@1")

@@ -4,9 +4,9 @@ The world `shapes` (`heedful.multimodal.Shapes`): pictures of 2 or 3 coloured sh
 circle right of a small red cross". A foil is the caption with the relation inverted, the objects exchanged, another
 place, colour, shape or size; the figure is how often the true caption scores above its foil, ties one half, on 2,000
 pictures of the test. A model that knows the position of the first object alone reaches 5 of 6 inverted relations.
-`VisualParsingModel` as it comes (1.5 million parameters, patches of 8, text and picture in one sequence), 2,500 steps
-of 256 new pictures, MLM and ITM without MFR, three seeds; each of these three trains alone on the device, so that its
-time counts.
+`VisualParsingModel` as it comes (1.5 million parameters, patches of 8, text and picture in one sequence), 1,500 steps
+of 256 new pictures, MLM and ITM without MFR, three seeds, which share one GPU: seconds are of three trainings beside
+one another.
 
 Two controls change the positions alone: those of image tokens start at 0.02 beside features of size 1, and texts have
 none. Objects as vectors of zeros and ones in place of pictures show what is left where seeing is no question.
@@ -36,6 +36,7 @@ TWO = {"both": (0, 0, 1, 0), "chain": (0, 0, 0, 1)}
 WEAK, UNPLACED = "image positions of 0.02", "no text positions"
 CONTROLS: dict[str, dict[str, Any]] = {WEAK: {"image_positions": "small"}, UNPLACED: {"text_positions": "none"}}
 OBJECTS, PAIRS, BOTH, DIGITS = "objects as vectors", "pairs held out", "two relations trained on", "written digits"
+ENOUGH = 0.97
 LENGTH = 24  # tokens, of which a caption of two relations has up to 18
 TASKS: dict[str, Any] = {"tasks": ("mlm", "itm")}
 
@@ -43,7 +44,7 @@ TASKS: dict[str, Any] = {"tasks": ("mlm", "itm")}
 def _sizes(quick: bool) -> dict[str, Any]:
     if quick:
         return {"steps": 4, "batch": 8, "rounds": 2, "config": pictures.SMALL, "count": 24}
-    return {"steps": 2500, "batch": 256, "rounds": 25, "config": {}, "count": 2000}
+    return {"steps": 1500, "batch": 256, "rounds": 15, "config": {}, "count": 2000}
 
 
 def _run(kind: str, seed: int, work: str, device: str, quick: bool) -> dict[str, Any]:
@@ -57,7 +58,6 @@ def _run(kind: str, seed: int, work: str, device: str, quick: bool) -> dict[str,
     images, scenes = pictures.pictures_asked(count, device)
     if kind == OBJECTS:
         data, images = {"see": pictures.ObjectTokens.see}, pictures.ObjectTokens.see(scenes)
-        sizes["steps"] = 4 if quick else 2000
     elif kind == PAIRS:
         data = {"held_out": HELD_OUT}
     elif kind == BOTH:
@@ -119,7 +119,8 @@ def run(setting: Setting) -> dict[str, Any]:
         return kind, seed, str(setting.work), setting.device, setting.quick
 
     seeds = SEEDS[:1] if setting.quick else SEEDS
-    found = store.run(_run, {f"pixels, seed {seed}": part("pixels", seed) for seed in seeds})
+    pixels = {f"pixels, seed {seed}": part("pixels", seed) for seed in seeds}
+    found = store.run(_run, pixels, pictures.jobs(setting))
     if setting.quick or len(found) == len(seeds):
         others = {kind: part(kind, 0) for kind in (*CONTROLS, OBJECTS, PAIRS, BOTH, DIGITS)}
         found |= store.run(_run, others, pictures.jobs(setting))
@@ -134,7 +135,9 @@ def tables(result: dict[str, Any]) -> list[Block]:
         return [
             name,
             *(
-                spread([each[kind] for each in shown]) if len(shown) > 1 else percent(shown[0].get(kind))
+                spread([each[kind] for each in shown if kind in each])
+                if len(shown) > 1
+                else percent(shown[0].get(kind))
                 for kind in FOILS
             ),
         ]
@@ -184,10 +187,11 @@ def _bars(parts: dict[str, Any], ours: list[dict[str, Any]]) -> list[Bar]:
         """How far from chance, at most."""
         return max(abs(parts[name]["foils"][kind] - 0.5) for kind in kinds) if name in parts else None
 
+    times = [reached(part["curve"], SPATIAL, ENOUGH, "seconds") for part in ours]
     return [
-        Bar("relation, swap and location, the least of three seeds", least(SPATIAL, ours), 0.97),
+        Bar("relation, swap and location, the least of three seeds", least(SPATIAL, ours), ENOUGH),
         Bar("colour, shape and size, the least of three seeds", least(ATTRIBUTES, ours), 0.95),
-        Bar("seconds of training, the longest", max((part["seconds"] for part in ours), default=None), 120, at_least=False),
+        Bar(f"seconds of training until relation, swap and location stay above {ENOUGH:.0%}, the longest", max(times) if times and None not in times else None, 120, at_least=False),
         Bar("objects as vectors: relation and swap", least(("relation", "swap"), [parts[OBJECTS]] if OBJECTS in parts else []), 0.98),
         Bar(f"{WEAK}: relation and location differ from one half by", furthest(WEAK, ("relation", "location")), 0.05, at_least=False, shown=".3f"),
         Bar(f"{UNPLACED}: relation and swap differ from one half by", furthest(UNPLACED, ("relation", "swap")), 0.05, at_least=False, shown=".3f"),
