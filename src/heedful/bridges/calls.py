@@ -88,15 +88,16 @@ def agrees(call: Watched) -> bool:
     return close(got, call.output[:, :, rows], sees, rounding(call))
 
 
-def close(ours: Tensor, theirs: Tensor, counts: Tensor, allowed: float) -> bool:
+def close(ours: Tensor, theirs: Tensor, counts: Tensor, allowed: float | Tensor) -> bool:
     """Whether two results are the same but for rounding, where they count and theirs is finite."""
-    wanted = torch.where(counts & theirs.isfinite(), theirs, 0.0).float()
-    off = torch.where(counts & theirs.isfinite(), ours.float() - wanted, 0.0).norm()
+    counts = counts & theirs.isfinite()
+    wanted = torch.where(counts, theirs, 0.0).float()
+    off = torch.where(counts, ours.float() - wanted, 0.0).norm()
     return bool(off <= allowed * wanted.norm() + 1e-6)
 
 
-def rounding(call: Watched) -> float:
-    """The share of an output that rounding may move; large scores that were rounded to 16 bit move it further."""
+def rounding(call: Watched) -> float | Tensor:
+    """The share of an output that rounding may move; large scores that were rounded to 16 bit move it further. Not looked at here: that would wait for the device."""
     dtype = call.output.dtype
     allowed = CLOSE.get(dtype, 1e-1)
     if call.query is None or call.key is None or dtype.itemsize > 2 or call.key.shape[-2] == 0:
@@ -104,7 +105,7 @@ def rounding(call: Watched) -> float:
     # In float32 without a copy in it: a long sequence has little room.
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in (call.query, call.key)]
     largest = longest[0] * longest[1] / call.query.shape[-1] ** 0.5
-    return min(0.5, allowed + torch.finfo(dtype).eps * float(largest))
+    return (allowed + torch.finfo(dtype).eps * largest).clamp(max=0.5)
 
 
 def of_request(request: Request, output: Tensor) -> Watched:

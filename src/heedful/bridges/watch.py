@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, partial, wraps
-from operator import attrgetter
+from operator import attrgetter, is_
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -91,22 +92,22 @@ class _Watch:
             around, at = self.maps[module]
             if self.frames[-1].module is around:
                 self.frames[-1].maps[at] = Mapped(args[0], output)
-        arguments = _arguments(module, args, kwargs)
         if isinstance(module, nn.MultiheadAttention):
-            self._multihead(frame, module, arguments, output)
+            self._multihead(frame, module, _arguments(module, args, kwargs), output)
         elif isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self.called and not frame.calls:
-            self._encoder_layer(frame, module, arguments)
+            self._encoder_layer(frame, module, _arguments(module, args, kwargs))
         elif isinstance(module, PairAttention):
             frame.calls.append(self._pair(module, args, kwargs, output))
         elif frame.maps and not frame.calls:
             with self.silence():
-                call = call_of(module, frame.maps, arguments, output)
+                call = call_of(module, frame.maps, _arguments(module, args, kwargs), output)
             frame.calls += [] if call is None else [replace(call, name=self.names[module])]
         self.called.discard(getattr(module, "self_attn", module))
-        if frame.calls:
-            self.called.add(module)
         self.run.executed.add(self.names[module])
-        inputs, cross = _inputs(arguments)
+        if not frame.calls:
+            return
+        self.called.add(module)
+        inputs, cross = _inputs(_arguments(module, args, kwargs))
         for call in frame.calls:
             call = call if call.kept is not None else self._copied(call)
             # Fused layers know their inputs better than their arguments tell.
@@ -268,23 +269,40 @@ def _install() -> None:
         _install_transformers()
 
 
-# Modules that were looked through: which one has the name, how many names it had, and under which of these the functions were.
-_looked: dict[str, tuple[int, int, tuple[str, ...]]] = {}
+# Modules that were looked through: the names that each has, how many these were, and under which of them the functions were.
+_looked: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {}
+# All modules as they were the last time: their names, and how many each had.
+_last: tuple[list[dict[str, Any]], list[int]] = ([], [])
+# Where names come and go; both are the same module.
+_MAIN = ("__main__", "__mp_main__")
 
 
 def _swap(swaps: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
     """Puts watched functions in the place of others, or back, under every name that modules outside of torch gave them.
 
-    There are thousands of modules, which are looked through again where their number of names has changed.
+    There are thousands of modules: those are looked through whose number of names has changed, and others only visited where they had such a name.
     """
+    global _last
     sought = [function for pair in swaps for function in pair]
-    for place, module in list(sys.modules.items()):
-        names: dict[str, Any] = getattr(module, "__dict__", {})
+    for place in _MAIN:
+        _looked.pop(place, None)
+    main = vars(sys.modules["__main__"])
+    # No pairs of names and modules: thousands of small containers at once wake the garbage collector.
+    dicts = [module.__dict__ for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    now = (dicts, [0 if names is main else len(names) for names in dicts])
+    same = now[1] == _last[1] and all(map(is_, now[0], _last[0]))
+    _last = now
+    places = [*_MAIN, *(place for place, known in _looked.items() if known[2])] if same else list(sys.modules)
+    for place in places:
+        module = sys.modules.get(place)
+        if not isinstance(module, ModuleType):
+            continue
+        names = module.__dict__
         known = _looked.get(place)
-        if known is None or known[:2] != (id(module), len(names)) or place == "__main__":
+        if known is None or known[0] is not names or known[1] != len(names):
             ours = place != "torch.nn.functional" and place.startswith(("torch.", *KNOWN_CALLERS))
-            held = () if ours else tuple(n for n, value in list(names.items()) if any(value is f for f in sought))
-            known = _looked[place] = (id(module), len(names), held)
+            under = () if ours else tuple(n for n, value in list(names.items()) if any(value is f for f in sought))
+            known = _looked[place] = (names, len(names), under)
         for name in known[2]:
             for old, new in swaps:
                 if names.get(name) is old:

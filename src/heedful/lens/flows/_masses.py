@@ -33,8 +33,10 @@ def masses(call: Watched, columns: Tensor) -> Tensor:
         query, key, bias = query.float(), key.float(), None if bias is None else bias.float()
     own = key.shape[1] if columns.shape[1] == 1 else columns.shape[1]
     count = columns.shape[-1]
-    # Fused kernels want widths that are multiples of 16.
-    value = nn.functional.pad(columns.to(query.dtype), (0, -count % 16)) if query.is_cuda else columns.to(query.dtype)
+    value = columns.to(query.dtype)
+    if query.is_cuda:
+        # The fastest kernels take values as wide as queries, others widths that are multiples of 16.
+        value = nn.functional.pad(value, (0, max(-count % 16, query.shape[-1] - count)))
     value = value.expand(batch, own, *value.shape[2:])
     mask = masks.join_transformers(call.mask, bias)
     out = attend(query, key, value, mask, is_causal=call.causal, enable_gqa=True, kernel=call.kernel)

@@ -13,6 +13,7 @@ from heedful._errors import InvalidArgument, Unsupported
 from heedful.bridges.modalities import Modalities
 from heedful.bridges.structure import block_of, output_map, output_matrix
 from heedful.bridges.watch import Watched
+from heedful.kernels import Kernel, Softmax
 from heedful.lens.flows._masses import masses, pulled, uniform, visible
 from heedful.lens.flows.result import Crossing, LayerFlow
 
@@ -77,6 +78,7 @@ class Meter:
         self._updates: list[Update] = []
         self._real: dict[int, Tensor] = {}
         self._uniform: Even | None = None
+        self._least: list[tuple[str, Kernel | None, Tensor]] = []
 
     def copy(self, call: Watched) -> object:
         """What becomes of a call at once: its sums, or the call itself where kinds or the layers above must be known first."""
@@ -109,6 +111,21 @@ class Meter:
         else:
             for call, tokens in waiting:
                 self._append(self.measured(call, tokens))
+        # Read here, all at once: each number that is read while layers run would wait for the device.
+        for name, kernel, least in self._least:
+            if float(least) < -1e-3:
+                raise Unsupported(
+                    f"{name} attends with {kernel!r}, whose coefficients may be negative: they are no shares of anything"
+                )
+        self.layers = [
+            replace(
+                one,
+                sums=one.sums.double().cpu(),
+                uniform=one.uniform.double().cpu(),
+                outside=one.outside.double().cpu(),
+            )
+            for one in self.layers
+        ]
 
     def received(self, heads: Sequence[tuple[int, int]], kind: int) -> Tensor:
         """`[heads, B, N]`: what each token is given by the queries of a kind, on average, from heads of calls that waited."""
@@ -158,21 +175,13 @@ class Meter:
         rows = self._kinds_of(tokens.queries, tokens.real_queries).mT[:, None]  # [B, 1, M, Q]
         columns = self._columns(call, tokens)
         sums = masses(call, columns).to(rows.dtype)
-        if bool((sums < -1e-3).any()):
-            raise Unsupported(
-                f"{call.name} attends with {call.kernel!r}, whose coefficients may be negative: they are no shares of anything"
-            )
+        if not isinstance(call.kernel, Softmax):
+            self._least.append((call.name, call.kernel, sums.amin() if sums.numel() else sums.new_zeros(())))
         even = self._even(call, tokens, columns)
         sums, even = (self._shares(part) for part in (sums, even))
         outside = _outside(rows, sums) if self.settings.mode == "fraction" else sums.new_zeros(sums.shape[:2])
         count = len(self.kinds.names)
-        return LayerFlow(
-            len(self.layers),
-            call.name,
-            (rows @ sums[..., :count]).double().cpu(),
-            (rows @ even[..., :count]).double().cpu(),
-            outside.double().cpu(),
-        )
+        return LayerFlow(len(self.layers), call.name, rows @ sums[..., :count], rows @ even[..., :count], outside)
 
     def _kinds_of(self, ids: Tensor, real: Tensor) -> Tensor:
         """`[B, n, M]`: one where a token is of a kind; nothing for padding and what is left out."""
@@ -258,7 +267,7 @@ class Meter:
         count, rho = len(self.kinds.names), self.settings.rho
         kinds = self._kinds_of(tokens.queries, tokens.real_queries)
         moved = (1 - rho) * shares[..., :count] + rho * kinds
-        return (kinds.mT @ (here[..., None] * moved))[:, None].double().cpu()
+        return (kinds.mT @ (here[..., None] * moved))[:, None]
 
     def _below(self, call: Watched, tokens: Sorted, here: Tensor, total: Tensor) -> Tensor:
         """`[B, n]`: where it was below a layer; `total` is what each query of each head gives to tokens that are no padding."""
