@@ -12,8 +12,10 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from heedful import CorruptModel, InvalidArgument
+from heedful._savable import write_folder
 from heedful.tables import InContextClassifier, InContextRegressor, _answering, estimator_for
 from heedful.tables.in_context import InContextNetwork
+from heedful.tables.untrained import _quantiles
 
 EXACT = {"precision": "float32", "device": "cpu"}
 
@@ -184,6 +186,36 @@ def test_a_saved_model_answers_in_a_new_process(tmp_path):
     assert np.abs(np.load(tmp_path / "p.npy") - model.predict_proba(x[101:])).max() < 1e-6
 
 
+def test_a_folder_keeps_its_network_when_that_of_the_package_is_another(tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(40, 13))
+    y = x[:, 0] > 0
+    model = InContextClassifier(**EXACT, variants=2).fit(x, y)
+    torch.manual_seed(0)
+    model.network_ = InContextNetwork(10, embed_dim=16, num_heads=2, layers=1).requires_grad_(False)
+    model.save_pretrained(tmp_path)
+    again = InContextClassifier.from_pretrained(tmp_path)
+    assert again.network_.arguments() == model.network_.arguments()
+    assert np.array_equal(again.predict_proba(x), model.predict_proba(x))
+    again.fit(x, y).save_pretrained(tmp_path / "refitted")
+    assert InContextClassifier.from_pretrained(tmp_path / "refitted").network_.paired == 10
+
+
+@pytest.mark.parametrize("kind", [InContextClassifier, InContextRegressor])
+def test_folders_that_do_not_name_their_network_are_of_columns_by_themselves(kind, tmp_path):
+    """As the first networks were saved."""
+    x = np.random.default_rng(0).normal(size=(40, 13))
+    model = kind(**EXACT, variants=1).fit(x, (x[:, 0] > 0).astype(float))
+    torch.manual_seed(0)
+    model.network_ = InContextNetwork(**model.network_.arguments() | {"paired": None}).requires_grad_(False)
+    description = model._described()
+    del description["fitted"]["network_arguments_"]
+    write_folder(tmp_path, {"estimator": description}, model._tensors_saved())
+    again = kind.from_pretrained(tmp_path)
+    assert again.network_.paired is None
+    assert np.array_equal(again.predict(x), model.predict(x))
+
+
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_weights_of_the_package(kind):
     folder = Path(_answering.__file__).parent / "weights" / kind
@@ -248,6 +280,61 @@ def test_numbers():
     assert np.corrcoef(other, whole)[0, 1] < -0.9
     constant = InContextRegressor(**EXACT, variants=2).fit(x[:30], np.full(30, 7.0))
     assert np.abs(constant.predict(x[30:40]) - 7).max() < 1e-6
+
+
+@pytest.mark.parametrize("variants", [1, 3])
+def test_quantiles_lie_around_what_is_known_for_sure(variants):
+    """A law whose answer is nearly one number has its median there, not half a step below."""
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    model = InContextRegressor(**EXACT, variants=variants).fit(x[:120], x[:120, 0])
+    step = 10 / 99 * x[:120, 0].std()
+    low, middle, high = (model.predict_quantiles(x[120:]) - model.predict(x[120:])[:, None]).T
+    assert abs(np.median(middle)) < 0.1 * step
+    assert abs(np.median(low + high)) < 0.2 * step
+    constant = InContextRegressor(**EXACT, variants=variants).fit(x[:30], np.full(30, 7.0))
+    assert np.abs(constant.predict_quantiles(x[30:40]) - 7).max() < 1e-6
+
+
+def test_quantiles_of_several_laws():
+    """Beside sums of draws: each law spreads its chances evenly around its own steps."""
+    random = np.random.default_rng(0)
+    steps = [np.linspace(-3, 3, 7), np.linspace(0, 12, 7)]
+    chances = random.dirichlet(np.ones(7), size=(2, 3))
+    levels = np.array([0.1, 0.5, 0.8])
+    found = _quantiles(steps, chances, levels)
+    for row in range(3):
+        draws = np.concatenate([
+            random.choice(law, 200_000, p=chances[which, row]) + (law[1] - law[0]) * (random.random(200_000) - 0.5)
+            for which, law in enumerate(steps)
+        ])  # fmt: skip
+        assert np.abs(found[row] - np.quantile(draws, levels)).max() < 0.05
+
+
+def test_one_huge_number_leaves_the_others_apart():
+    """Their ranks are known to the network; in deviations of the column they would be one number."""
+    x, y = rings()
+    for huge in (1e9, 1e30):
+        spoiled = x.copy()
+        spoiled[0, 0] = huge
+        model = InContextClassifier(**EXACT, variants=3).fit(spoiled[:101], y[:101])
+        assert model.score(x[101:], y[101:]) > 0.85
+
+
+def test_a_column_of_targets_is_their_list():
+    x, y = rings(60)
+    model = InContextClassifier(**EXACT, variants=1).fit(x, y)
+    assert model.evaluate(x, y[:, None]) == model.evaluate(x, y)
+    assert np.array_equal(model.predict(x, context=(x, y[:, None])), model.predict(x))
+    numbers = InContextRegressor(**EXACT, variants=1).fit(x, x[:, 0])
+    assert numbers.evaluate(x, x[:, :1]) == numbers.evaluate(x, x[:, 0])
+    for wrong in (x[:, :2], x[0, 0]):
+        with pytest.raises(InvalidArgument, match="one axis"):
+            numbers.predict(x, context=(x, wrong))
+
+
+def test_a_table_of_its_target_alone_is_refused():
+    with pytest.raises(InvalidArgument, match="no column to predict from"):
+        InContextClassifier(target="y").fit(pandas.DataFrame({"y": ["a", "b"]}))
 
 
 def test_bfloat16_says_nearly_the_same():

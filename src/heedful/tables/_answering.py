@@ -17,6 +17,7 @@ from torch import Tensor
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._runtime import beside_one_another
+from heedful._savable import encode
 from heedful._text import quantity
 from heedful.bridges.estimator import Estimator, device_of, placed, seed_of
 from heedful.bridges.samples import Samples, check_is_fitted
@@ -62,7 +63,9 @@ class InContext(Estimator):
 
     _kind_of_target: ClassVar[str]
     _arrays: ClassVar[tuple[str, ...]] = ("context_cells_", "context_target_")
+    _optional: ClassVar[tuple[str, ...]] = ("feature_names_in_", "network_arguments_")
     network_: InContextNetwork
+    network_arguments_: dict[str, Any]
     columns_: Columns
     context_cells_: np.ndarray
     context_target_: np.ndarray
@@ -133,7 +136,8 @@ class InContext(Estimator):
         return self._values(self._read(X).inputs[0])
 
     def _values(self, cells: np.ndarray) -> Tensor:
-        scaled = torch.from_numpy(self.columns_.standardised(cells))
+        """Cells as the network takes them, which standardises them by itself: numbers are only brought into the range of its dtype."""
+        scaled = torch.from_numpy(self.columns_.centred(cells, self.context_cells_))
         return scaled.to(device_of(self.device), self._dtype)
 
     @property
@@ -319,9 +323,16 @@ class InContext(Estimator):
         X, y = without_target(X, y, self.target, fitting=True)
         return super().score(X, y, sample_weight)
 
+    def _described(self) -> dict[str, Any]:
+        # Networks of the package change; a saved one stays what it was.
+        description = super()._described()
+        description["fitted"]["network_arguments_"] = encode(self.network_.arguments())
+        return description
+
     def _network(self) -> InContextNetwork:
-        """A new one like that of the package, for weights that were saved."""
-        return InContextNetwork(**pretrained(self._kind_of_target).arguments())
+        """A new one like that which was saved; in folders that do not say which, no columns share a vector."""
+        first = pretrained(self._kind_of_target).arguments() | {"paired": None}
+        return InContextNetwork(**getattr(self, "network_arguments_", first))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -65,6 +65,24 @@ class Columns:
             )
         return scaled
 
+    def centred(self, cells: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Cells with numbers as distances from the median of `known` rows, in units that all but a twentieth of these stay below; codes and NaN as they are.
+
+        One huge number among known rows leaves the others apart also in float32; in standard deviations they would be one number. What `standardised` refuses is refused.
+        """
+        self.standardised(cells)
+        centre, unit = np.zeros(len(self.kinds)), np.full(len(self.kinds), 0.5)
+        for place in np.flatnonzero(~self.is_category):
+            # Halves, whose differences do not overflow.
+            half = known[~np.isnan(known[:, place]), place] / 2
+            centre[place] = np.median(half)
+            distances = np.abs(half - centre[place])
+            distances = distances[distances > 0]
+            if len(distances):
+                unit[place] = np.quantile(distances, 0.95, method="lower")
+        with np.errstate(over="ignore"):
+            return np.clip((cells / 2 - centre) / unit, -FAR, FAR)
+
     def raw(self, scaled: np.ndarray) -> np.ndarray:
         """The way back from `standardised`."""
         return scaled * np.array(self.scale) + np.array(self.mean)
@@ -129,6 +147,8 @@ def read_columns(
                 cells[:, place] = _codes(_framed(cells).iloc[:, place], estimator.columns_, place, fitting)
         return cells, y
     frame = X if is_frame(X) else _inferred(X)
+    if not frame.shape[1]:
+        raise InvalidArgument("X has 0 feature(s), no column to predict from; give one at least")
     if fitting:
         places = _chosen(categorical, frame.columns)
         cells = _cells(frame, [_kind(frame.iloc[:, place], place in places) for place in range(frame.shape[1])])

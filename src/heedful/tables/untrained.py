@@ -169,15 +169,12 @@ class InContextRegressor(InContext, Regressor):
         wanted = np.asarray(levels, dtype=np.float64)
         if wanted.ndim != 1 or not len(wanted) or not ((wanted > 0) & (wanted < 1)).all():
             raise InvalidArgument(f"levels must be numbers between 0 and 1; got {levels!r:.80}")
-        values, places, chances = self._asked(X), [], []
-        for kept, answers in self._answers(values, self._kept(context)):
-            places.append(self.network_.steps(kept.context.target.double().cpu())[:, None].expand_as(answers))
-            chances.append(answers.exp())
-        at, order = torch.cat(places).transpose(0, 1).flatten(1).sort(-1)
-        shares = torch.cat(chances).transpose(0, 1).flatten(1).gather(1, order).cumsum(-1)
-        shares = shares / shares[:, -1:]
-        found = [np.interp(wanted, share, place) for share, place in zip(shares.numpy(), at.numpy(), strict=True)]
-        return np.stack(found) * self.target_scale_ + self.target_mean_
+        laws: list[tuple[np.ndarray, np.ndarray]] = []
+        for kept, answers in self._answers(self._asked(X), self._kept(context)):
+            steps = self.network_.steps(kept.context.target.double().cpu())
+            laws += zip(steps.numpy(), answers.exp().numpy(), strict=True)
+        found = _quantiles([steps for steps, _ in laws], np.stack([chances for _, chances in laws]), wanted)
+        return found * self.target_scale_ + self.target_mean_
 
     def evaluate(self, X: Any, y: Any = None, *, context: Any = None) -> dict[str, float]:
         """The root of the mean squared error on rows with targets; y may be a column of the frame X, named by `target`."""
@@ -187,3 +184,22 @@ class InContextRegressor(InContext, Regressor):
     def _judged(self, outputs: np.ndarray, target: np.ndarray) -> dict[str, float]:
         rmse = float(np.sqrt(np.mean((outputs[:, 0] - target) ** 2)))
         return {"rmse": rmse, "r2": float(1 - rmse**2 / max(target.var(), 1e-300))}
+
+
+def _quantiles(steps: Sequence[np.ndarray], chances: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Quantiles `(rows, levels)` of the mean of laws: `chances (laws, rows, n)` of steps `(n,)`, each spread evenly from half a step below it to half a step above.
+
+    >>> _quantiles([np.arange(4.0)], np.array([[[0.0, 0.0, 1.0, 0.0]]]), np.array([0.1, 0.5, 0.9]))
+    array([[1.6, 2. , 2.4]])
+    """
+    half = [(law[1] - law[0]) / 2 for law in steps]
+    bounds = [np.append(law - gap, law[-1] + gap) for law, gap in zip(steps, half, strict=True)]
+    places = np.unique(np.concatenate(bounds))
+    below = np.zeros((*chances.shape[:2], chances.shape[2] + 1))
+    np.cumsum(chances, axis=-1, out=below[..., 1:])
+    below /= below[..., -1:]
+    found = []
+    for row in range(chances.shape[1]):
+        shares = sum(np.interp(places, own, law) for own, law in zip(bounds, below[:, row], strict=True)) / len(bounds)
+        found.append(np.interp(levels, shares, places))
+    return np.stack(found)
