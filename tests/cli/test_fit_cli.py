@@ -363,6 +363,42 @@ def test_a_table_becomes_a_folder_and_answers(run, people, tmp_path):
     assert out == f"80 rows written to {tmp_path / 'filled.csv'}\n"
 
 
+def test_a_small_table_needs_no_training(run, people, tmp_path):
+    code, out, err = run("fit", people, "--target", "buys", "--out", tmp_path / "model", "--variants", "2")
+    assert code == 0, err
+    assert "nothing is trained: InContextClassifier" in out
+    assert "--estimator DatapointClassifier" in out
+    code, out, _ = run("predict", tmp_path / "model", people)
+    assert len(out.splitlines()) == 81
+    code, out, _ = run("score", tmp_path / "model", people, "--json")
+    assert json.loads(out)["accuracy"] > 0.8
+    code, out, err = run("fit", people, "--target", "age", "--out", tmp_path / "ages", "--variants", "1", "--json")
+    assert code == 0, err
+    assert json.loads(out)["estimator"] == "InContextRegressor"
+
+
+def test_options_of_two_estimators_do_not_go_together(run, people, tmp_path):
+    both = ("--target", "buys", "--out", tmp_path / "model", "--variants", "2", "--epochs", "1")
+    code, out, err = run("fit", people, *both)
+    assert (code, out) == (2, "")
+    assert err.startswith("heedful: --variants is no option of DatapointClassifier")
+    assert "--estimator" in err
+    # A table that is too large for answers without training.
+    (tmp_path / "many.csv").write_text("\n".join(["age,buys", *(f"{row},{row % 2}" for row in range(1001))]))
+    few = ("--target", "buys", "--out", tmp_path / "model", "--seed", "1", "--variants", "4")
+    code, out, err = run("fit", tmp_path / "many.csv", *few)
+    assert (code, out) == (2, "")
+    assert err.startswith("heedful: --variants is no option of DatapointClassifier")
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_array_without_targets_is_said_to_lack_y(run, tmp_path):
+    np.savez(tmp_path / "table.npz", X=np.zeros((9, 2)))
+    code, _, err = run("fit", tmp_path / "table.npz", "--task", "tables", "--out", tmp_path / "model")
+    assert code == 2
+    assert "holds no labels; add y" in err
+
+
 def test_numbers_become_a_regressor(run, people, tmp_path):
     code, _, err = run("fit", people, "--target", "age", "--out", tmp_path / "model", *PEOPLE)
     assert code == 0, err

@@ -90,6 +90,7 @@ def fit(
     checkpoints = folder / "checkpoints"
     estimator = estimator or kind.fitting(data.y, data.X, ctx.obj.keys() - {"random_state"})
     own = {"progress": not quiet, "checkpoint_dir": checkpoints}
+    _check_options(kind.estimator(estimator), ctx.obj)
     model = kind.estimator(estimator)(**ctx.obj)
     trains = own.keys() <= model.get_params().keys()
     model.set_params(**own if trains else {})
@@ -111,6 +112,16 @@ def fit(
         checkpoints.rmdir()
     outcome = _outcome(model, data) | {"saved": str(folder)}
     echo(outcome, as_json, _summary)
+
+
+def _check_options(estimator: type[Any], given: dict[str, Any]) -> None:
+    """Where options of several estimators are offered, those given must all be of the one that the data gets."""
+    strange = [name for name in given if name not in inspect.signature(estimator).parameters]
+    if strange:
+        option = SHORT.get(strange[0], f"--{strange[0].replace('_', '-')}")
+        raise InvalidArgument(
+            f"{option} is no option of {estimator.__name__}, which this file gets with these options; leave it out, or name another by --estimator"
+        )
 
 
 def predict(
@@ -362,9 +373,9 @@ def _labelled(kind: Task, file: Path, split: str, target: str | None = None) -> 
     data = _read(kind, file, split, target)
     if data.y is not None or not kind.labelled:
         return data
-    if not hasattr(data, "labelled_by"):
+    if not hasattr(data, "labelled_by") or not hasattr(data.X, "columns"):
         raise InvalidArgument(f"{file} holds no labels; add y, one for each case")
-    names = ", ".join(map(str, getattr(data.X, "columns", [])[:8]))
+    names = ", ".join(map(str, data.X.columns[:8]))
     wrong = "--target is missing" if target is None else f"target={target!r} is no column of {file}"
     others = "; ".join(
         f"{one.name}: {', '.join(one.endings[file.suffix])}" for one in TASKS.values() if one.endings.get(file.suffix)
