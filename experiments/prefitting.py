@@ -36,6 +36,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "classes": {"paired": 10},
     "numbers": {"classes": STEPS, "numbers": True, "paired": 10},
 }
+RECIPES = {"classes": "tables-prior", "numbers": "tables-numbers"}
 # Rate, optimizer and pairs of columns were chosen in trainings of 700 steps, on synthetic tables and on those of `outside`.
 TRAINED: dict[str, Any] = {"epochs": 17, "steps": 400, "cells": 250_000, "lr": 4e-3}
 # Numbers begin with what the network of classes has learned.
@@ -107,7 +108,7 @@ def trainings(setting: Setting, kind: str) -> list[dict[str, Any]]:
     if setting.train and f"{kind}, seed {SHIPPED}" in done:
         for file in (setting.work / "weights" / f"{kind}-{SHIPPED}").iterdir():
             shutil.copyfile(file, PACKAGE / kind / file.name)
-        about = {"recipe": "heedful reproduce tables-prior --train", **done[f"{kind}, seed {SHIPPED}"]}
+        about = {"recipe": f"heedful reproduce {RECIPES[kind]} --train", **done[f"{kind}, seed {SHIPPED}"]}
         write(PACKAGE / kind / "training.json", json.dumps(about, indent=1) + "\n")
     return list(done.values())
 

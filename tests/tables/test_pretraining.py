@@ -114,6 +114,30 @@ def test_training_learns_and_leaves_the_network_as_it_was_made(tmp_path):
         pretrain(network, easy=1.5)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stopped_training_goes_on_to_the_same_weights(workers, tmp_path):
+    def trained(name, stop=None):
+        torch.manual_seed(3)
+        network = InContextNetwork(10, **SMALL, paired=3)
+
+        def progress(done, total, text):
+            if done == stop:
+                raise KeyboardInterrupt
+
+        training = pretrain(
+            network, epochs=3, steps=2, cells=2_000, average=0.5, held_out=1, size=little, workers=workers, progress=progress, checkpoint=tmp_path / name,
+        )  # fmt: skip
+        return network.state_dict(), training.resumed
+
+    whole, resumed = trained("whole")
+    assert resumed == 0
+    with pytest.raises(KeyboardInterrupt):
+        trained("stopped", stop=2)
+    parts, resumed = trained("stopped")
+    assert resumed == 1
+    assert all(torch.equal(part, whole[name]) for name, part in parts.items())
+
+
 def test_a_table_said_in_other_words():
     variants = Variants.draw(5, [0, 4, 0], 3, 16, seed=3)
     values = torch.tensor([[0.5, 3.0, -1.0], [math.nan, 0.0, 2.0], [7.0, math.nan, 0.0]])

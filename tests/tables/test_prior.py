@@ -8,6 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 from heedful import InvalidArgument
+from heedful.tables import prior
 from heedful.tables.prior import (
     ACTIVATIONS,
     CLASSES,
@@ -159,6 +160,27 @@ def test_rows_of_a_group_have_its_class():
     for table in range(3):
         for group in range(7):
             assert len(y[table][groups[table] == group].unique()) <= 1
+
+
+def test_half_of_the_tables_by_groups_have_as_many_as_classes(monkeypatch):
+    groups, classes = [], []
+
+    def nodes_seen(*args):
+        groups.append(args[-1])
+        return nodes(*args)
+
+    def by_group_seen(x, graph, kinds, draws):
+        classes.append(kinds)
+        return by_group(x, graph, kinds, draws)
+
+    monkeypatch.setattr(prior, "nodes", nodes_seen)
+    monkeypatch.setattr(prior, "by_group", by_group_seen)
+    monkeypatch.setitem(TARGETS, "group", (by_group_seen, 1.0))
+    draw(400, Shape(7, 5, 2), Draws(0), part=1, targets=["group"])
+    alike = sum(one == other for one, other in zip(groups, classes, strict=True))
+    # A twentieth of the others have as many by chance.
+    assert 0.44 < alike / 400 < 0.61
+    assert all(2 <= one <= prior.MOST_GROUPS for one in groups)
 
 
 def test_ways_of_measuring():

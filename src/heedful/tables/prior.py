@@ -129,7 +129,7 @@ def _part(
     kinds = 0 if numbers else kinds
     weights = [TARGETS[name][1] for name in names]
     target = draws.common.choices([TARGETS[name][0] for name in names], weights)[0]
-    # Half of the tables whose classes are groups have one group for each class.
+    # Half of the tables whose classes are groups have as many groups as classes.
     groups = kinds if kinds and draws.chance(0.5) else draws.common.randint(2, MOST_GROUPS)
     graph = nodes(count, rows, columns, draws, groups if target is by_group else None)
     values, is_category = measured(graph.seen, draws)
