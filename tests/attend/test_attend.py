@@ -20,6 +20,7 @@ from heedful import (
     Sigmoid,
     Softmax,
     Unsupported,
+    _attend,
     attend,
     masks,
 )
@@ -431,3 +432,42 @@ def test_errors_are_value_errors():
     assert issubclass(heedful.Unsupported, RuntimeError)
     assert issubclass(heedful.MissingExtra, ImportError)
     assert "pip install 'heedful[hf]'" in str(heedful.MissingExtra("transformers", "hf"))
+
+
+def test_calls_that_are_torchs_own_are_planned_once(monkeypatch):
+    """The second call of a signature goes to torch; whatever else decides is another signature."""
+    query, key, value = (torch.randn(2, 6, n, 5) for n in (7, 11, 11))
+    few = [x[:, :3].contiguous() for x in (key, value)]
+    wanted = attend(query, key, value, impl="reference")
+    monkeypatch.setattr(_attend, "_TORCHS", set())
+    asked = []
+    plain = _attend._request
+    monkeypatch.setattr(_attend, "_request", lambda *given: asked.append(given) or plain(*given))
+    first, again = (attend(query, key, value) for _ in range(2))
+    assert len(asked) == 1
+    assert torch.equal(first, again)
+    assert (again - wanted).abs().max() < 1e-5
+    # A number in the kernel is as good as one beside it.
+    scaled = [attend(query, key, value, scale=0.3), attend(query, key, value, kernel=Softmax(0.3))]
+    assert len(asked) == 2
+    assert torch.equal(*scaled)
+    assert (scaled[0] - attend(query, key, value, scale=0.3, impl="reference")).abs().max() < 1e-5
+    shared = [attend(query, *few, enable_gqa=True) for _ in range(2)]
+    assert torch.equal(*shared)
+    assert (shared[0] - attend(query, *few, enable_gqa=True, impl="reference")).abs().max() < 1e-5
+    # Gradients, autocast, dropout, masks and other kernels after the same shapes.
+    inputs = [x.clone().requires_grad_() for x in (query, key, value)]
+    attend(*inputs).square().sum().backward()
+    others = [x.clone().requires_grad_() for x in (query, key, value)]
+    attend(*others, impl="reference").square().sum().backward()
+    assert all((a.grad - b.grad).abs().max() < 1e-4 for a, b in zip(inputs, others, strict=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(query, key, value).dtype == torch.bfloat16
+    assert (
+        attend(query, key, value, scale=-0.3) - attend(query, key, value, scale=-0.3, impl="reference")
+    ).abs().max() < 1e-5
+    assert attend(query, key, value, is_causal=True)[:, :, 0].allclose(value[:, :, 0])
+    with pytest.raises(InvalidArgument, match="enable_gqa"):
+        attend(query, *few)
+    with pytest.raises(InvalidArgument, match="agree in dtype"):
+        attend(query, key.double(), value)
