@@ -232,10 +232,12 @@ def attend(
     if attn_mask is None and not is_causal and impl == "auto" and not dropout_p and not WATCHERS:
         signature = _signature(query, key, value, scale, enable_gqa, kernel)
         if signature is not None and signature in _TORCHS:
-            return scaled_dot_product_attention(query, key, value, scale=signature[-2], enable_gqa=signature[-1])
+            return _by_torch(query, key, value, signature)
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     if signature is not None and _is_torchs(call):
         _TORCHS.add(signature)
+        # As all later calls, so that the first one has the same digits.
+        return _by_torch(query, key, value, signature)
     groups, parts = zip(*heads.split(call), strict=True)
     out = heads.join(groups, [_combined(part, impl) for part in parts])
     for watcher in WATCHERS:
@@ -272,6 +274,10 @@ def _signature(
     # A flag that changes nothing is left out, as the kernel for it may be another one.
     shared = enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]
     return query.shape, key.shape, value.shape, query.dtype, device, scale, shared
+
+
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, signature: tuple[Any, ...]) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, scale=signature[-2], enable_gqa=signature[-1])
 
 
 def _is_torchs(call: Request) -> bool:

@@ -471,3 +471,12 @@ def test_calls_that_are_torchs_own_are_planned_once(monkeypatch):
         attend(query, *few)
     with pytest.raises(InvalidArgument, match="agree in dtype"):
         attend(query, key.double(), value)
+
+
+def test_the_first_call_of_a_signature_has_the_digits_of_all_later_ones(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (19, 23, 23))
+    for options in ({}, {"kernel": Softmax()}, {"scale": 0.3}):
+        monkeypatch.setattr(_attend, "_TORCHS", set())
+        first, second = (attend(q, k, v, **options) for _ in range(2))
+        assert torch.equal(first, second)
