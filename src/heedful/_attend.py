@@ -232,12 +232,10 @@ def attend(
     if attn_mask is None and not is_causal and impl == "auto" and not dropout_p and not WATCHERS:
         signature = _signature(query, key, value, scale, enable_gqa, kernel)
         if signature is not None and signature in _TORCHS:
-            return _by_torch(query, key, value, signature)
+            return scaled_dot_product_attention(query, key, value, scale=signature[-2], enable_gqa=signature[-1])
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     if signature is not None and _is_torchs(call):
         _TORCHS.add(signature)
-        # As all later calls, so that the first one has the same digits.
-        return _by_torch(query, key, value, signature)
     groups, parts = zip(*heads.split(call), strict=True)
     out = heads.join(groups, [_combined(part, impl) for part in parts])
     for watcher in WATCHERS:
@@ -269,15 +267,14 @@ def _signature(
     if device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(device.type):
         return None
     same = key.device == value.device == device and query.dtype == key.dtype == value.dtype
+    same = same and key.shape[:-1] == value.shape[:-1]
     if not same or not (scale is None or type(scale) is float):
         return None
+    # The number that a fold gives: torch's own default may differ from it in the last digit, and watched calls are folded.
+    scale = query.shape[-1] ** -0.5 if scale is None and query.dim() > 2 and query.shape[-1] else scale
     # A flag that changes nothing is left out, as the kernel for it may be another one.
     shared = enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]
     return query.shape, key.shape, value.shape, query.dtype, device, scale, shared
-
-
-def _by_torch(query: Tensor, key: Tensor, value: Tensor, signature: tuple[Any, ...]) -> Tensor:
-    return scaled_dot_product_attention(query, key, value, scale=signature[-2], enable_gqa=signature[-1])
 
 
 def _is_torchs(call: Request) -> bool:

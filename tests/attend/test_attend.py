@@ -455,6 +455,9 @@ def test_calls_that_are_torchs_own_are_planned_once(monkeypatch):
     shared = [attend(query, *few, enable_gqa=True) for _ in range(2)]
     assert torch.equal(*shared)
     assert (shared[0] - attend(query, *few, enable_gqa=True, impl="reference")).abs().max() < 1e-5
+    one = attend(query, key[:, :3], value[:, :2], enable_gqa=True)
+    assert torch.equal(one, attend(query, key[:, :3], value[:, :2], enable_gqa=True))
+    assert (one - attend(query, key[:, :3], value[:, :2], enable_gqa=True, impl="reference")).abs().max() < 1e-5
     # Gradients, autocast, dropout, masks and other kernels after the same shapes.
     inputs = [x.clone().requires_grad_() for x in (query, key, value)]
     attend(*inputs).square().sum().backward()
@@ -480,3 +483,7 @@ def test_the_first_call_of_a_signature_has_the_digits_of_all_later_ones(monkeypa
         monkeypatch.setattr(_attend, "_TORCHS", set())
         first, second = (attend(q, k, v, **options) for _ in range(2))
         assert torch.equal(first, second)
+        # Nor do they change where somebody watches.
+        monkeypatch.setattr(_attend, "WATCHERS", [lambda request, output: None])
+        assert torch.equal(first, attend(q, k, v, **options))
+        monkeypatch.setattr(_attend, "WATCHERS", [])

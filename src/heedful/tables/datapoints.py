@@ -299,7 +299,7 @@ class DatapointRegressor(_Datapoints, Regressor):
     >>> import numpy as np
     >>> X = np.random.default_rng(0).normal(size=(120, 3))
     >>> y = X[:, 0] - 2 * X[:, 1]
-    >>> model = DatapointRegressor(members=2, random_state=0).fit(X[:80], y[:80])
+    >>> model = DatapointRegressor(members=1, epochs=30, random_state=0).fit(X[:80], y[:80])
     >>> model.score(X[80:], y[80:]) > 0.8
     True
     """
