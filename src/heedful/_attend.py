@@ -6,19 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ParamSpec, Protocol, cast
+from typing import ParamSpec, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from heedful import masks
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._result import Result
 from heedful._runtime import full_precision
-from heedful.kernels import Kernel, Softmax, as_kernel
+from heedful.kernels import Kernel, as_kernel
 from heedful.masks import Mask
-from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, fold, heads, linear, reference, sequence
+from heedful.ops import IMPLEMENTATIONS, Cost, LinearState, Request, Step, heads, linear, plain, reference, sequence
 from heedful.ops.distance import steadied
 from heedful.ops.fused import short
 from heedful.ops.request import pairs
@@ -228,63 +227,19 @@ def attend(
     >>> attend(q, k, v, kernel=Gaussian(bandwidth=2.0), is_causal=True).shape
     torch.Size([2, 4, 9, 8])
     """
-    signature = None
+    told = None
     if attn_mask is None and not is_causal and impl == "auto" and not dropout_p and not WATCHERS:
-        signature = _signature(query, key, value, scale, enable_gqa, kernel)
-        if signature is not None and signature in _TORCHS:
-            return scaled_dot_product_attention(query, key, value, scale=signature[-2], enable_gqa=signature[-1])
+        told = plain.signature(query, key, value, scale, enable_gqa, kernel)
+        if told is not None and told in plain.KNOWN:
+            return plain.run(query, key, value, told)
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    if signature is not None and _is_torchs(call):
-        _TORCHS.add(signature)
+    if told is not None and plain.fits(call, told) and _choose(call, impl)[0] == "sdpa":
+        plain.learn(told)
     groups, parts = zip(*heads.split(call), strict=True)
     out = heads.join(groups, [_combined(part, impl) for part in parts])
     for watcher in WATCHERS:
         watcher(call, out)
     return out
-
-
-# Calls without a mask that are torch's own attention, by all that decides it: checked and planned once.
-_TORCHS: set[tuple[Any, ...]] = set()
-MOST_SIGNATURES = 4096
-
-
-def _signature(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    enable_gqa: bool,
-    kernel: Kernel | Sequence[Kernel] | None,
-) -> tuple[Any, ...] | None:
-    """What decides how softmax attention without a mask is computed, with torch's `scale` and `enable_gqa` last; None where more does."""
-    if kernel is not None:
-        if type(kernel) is not Softmax or isinstance(kernel.scale, Tensor):
-            return None
-        scale = kernel.scale if scale is None else scale
-    if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
-        return None
-    device = query.device
-    if device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(device.type):
-        return None
-    same = key.device == value.device == device and query.dtype == key.dtype == value.dtype
-    same = same and key.shape[:-1] == value.shape[:-1]
-    if not same or not (scale is None or type(scale) is float):
-        return None
-    # The number that a fold gives: torch's own default may differ from it in the last digit, and watched calls are folded.
-    scale = query.shape[-1] ** -0.5 if scale is None and query.dim() > 2 and query.shape[-1] else scale
-    # A flag that changes nothing is left out, as the kernel for it may be another one.
-    shared = enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]
-    return query.shape, key.shape, value.shape, query.dtype, device, scale, shared
-
-
-def _is_torchs(call: Request) -> bool:
-    """Whether torch's attention takes the call as it is: nothing to pad, to share out or to scale first."""
-    if len(_TORCHS) >= MOST_SIGNATURES:
-        _TORCHS.clear()
-    scale = call.kernel.scale if isinstance(call.kernel, Softmax) else 0.0
-    alike = call.query.dim() == 4 and call.query.shape[-1] == call.value.shape[-1] and 0 not in call.shape
-    alike = alike and max(call.query.shape[0], call.key.shape[0]) <= fold.LAUNCHED
-    return alike and (scale is None or float(scale) > 0) and _choose(call, "auto")[0] == "sdpa"
 
 
 def _combined(call: Request, impl: str) -> Tensor:

@@ -24,7 +24,7 @@ from heedful import (
     attend,
     masks,
 )
-from heedful.ops import IMPLEMENTATIONS, linear, stream
+from heedful.ops import IMPLEMENTATIONS, linear, plain, stream
 from listed import KERNELS, inputs
 
 IMPLS = ("sdpa", "linear", "stream", "reference")
@@ -439,10 +439,10 @@ def test_calls_that_are_torchs_own_are_planned_once(monkeypatch):
     query, key, value = (torch.randn(2, 6, n, 5) for n in (7, 11, 11))
     few = [x[:, :3].contiguous() for x in (key, value)]
     wanted = attend(query, key, value, impl="reference")
-    monkeypatch.setattr(_attend, "_TORCHS", set())
+    monkeypatch.setattr(plain, "KNOWN", set())
     asked = []
-    plain = _attend._request
-    monkeypatch.setattr(_attend, "_request", lambda *given: asked.append(given) or plain(*given))
+    whole = _attend._request
+    monkeypatch.setattr(_attend, "_request", lambda *given: asked.append(given) or whole(*given))
     first, again = (attend(query, key, value) for _ in range(2))
     assert len(asked) == 1
     assert torch.equal(first, again)
@@ -480,7 +480,7 @@ def test_the_first_call_of_a_signature_has_the_digits_of_all_later_ones(monkeypa
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (19, 23, 23))
     for options in ({}, {"kernel": Softmax()}, {"scale": 0.3}):
-        monkeypatch.setattr(_attend, "_TORCHS", set())
+        monkeypatch.setattr(plain, "KNOWN", set())
         first, second = (attend(q, k, v, **options) for _ in range(2))
         assert torch.equal(first, second)
         # Nor do they change where somebody watches.
