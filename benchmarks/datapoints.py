@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.bars import Bar
-from benchmarks.gpu import machine, prepare, report
+from benchmarks.gpu import concluded, machine, prepare
 from benchmarks.times import peak
 from benchmarks.timing import RESULTS, WrongResult, interleaved
 from heedful.nn import ColumnAttention, DatapointAttention, DatapointBlock
@@ -287,14 +286,7 @@ def main(given: list[str] | None = None) -> int:
     found = measured(setting)
     judged = [] if asked.quick else bars(found)
     result: dict[str, Any] = {"machine": machine(device), "setting": asdict(setting), **found}
-    result["bars"] = [{**asdict(bar), "verdict": bar.verdict} for bar in judged]
-    text = json.dumps(result, indent=1, allow_nan=False)
-    print(text)
-    if not asked.quick:
-        print(report(judged))
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "datapoints.json").write_text(text + "\n")
-    return int(any(bar.fails for bar in judged))
+    return concluded(result, judged, None if asked.quick else asked.out / "datapoints.json")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bars import Bar
-from benchmarks.gpu import machine, prepare, report
+from benchmarks.gpu import concluded, machine, prepare
 from benchmarks.times import peak
 from benchmarks.timing import RESULTS, Timing, WrongResult, interleaved
 from heedful.lens import flow
@@ -192,14 +192,8 @@ def main(given: list[str] | None = None) -> int:
     found = measured(setting)
     judged = [] if asked.quick else bars(found, setting)
     result: dict[str, Any] = {"machine": machine(setting.device), "setting": asdict(setting), **found}
-    result["bars"] = [{**asdict(bar), "verdict": bar.verdict} for bar in judged]
-    text = json.dumps(result, indent=1, allow_nan=False)
-    print(text)
-    if not asked.quick:
-        print(report(judged))
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / ("flow.json" if device == "cuda" else "flow_cpu.json")).write_text(text + "\n")
-    return int(any(bar.fails for bar in judged))
+    name = "flow.json" if device == "cuda" else "flow_cpu.json"
+    return concluded(result, judged, None if asked.quick else asked.out / name)
 
 
 if __name__ == "__main__":

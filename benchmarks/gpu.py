@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +229,19 @@ def report(found: list[bars.Bar]) -> str:
         )
     failed = sum(bar.fails for bar in found)
     return "\n".join([*lines, f"{len(found)} bars: {len(found) - failed} hold, {failed} missed or refused"])
+
+
+def concluded(result: dict[str, Any], judged: list[bars.Bar], file: Path | None) -> int:
+    """Prints a driver's figures and their bars and keeps them, where there is a file for them. Gives the exit code: 1 where a bar fails."""
+    result["bars"] = [{**asdict(bar), "verdict": bar.verdict} for bar in judged]
+    text = json.dumps(result, indent=1, allow_nan=False)
+    print(text)
+    if judged:
+        print(report(judged))
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    return int(any(bar.fails for bar in judged))
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:

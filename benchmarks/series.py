@@ -11,7 +11,6 @@ whose cores are used); the exit code is 1 where a bar is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ import torch
 
 from benchmarks.bars import Bar
 from benchmarks.flow import highest
-from benchmarks.gpu import machine, report
+from benchmarks.gpu import concluded, machine
 from benchmarks.timing import RESULTS, WrongResult, synchronize
 from heedful.series import SeriesClassifier
 
@@ -176,14 +175,8 @@ def main(given: list[str] | None = None) -> int:
     result["compared"] = [compare(case, setting) for case in setting.compared]
     result["fitted"] = [fit(*size, setting) for size in setting.fitted]
     judged = [] if asked.quick else bars(result)
-    result["bars"] = [{**asdict(bar), "verdict": bar.verdict} for bar in judged]
-    text = json.dumps(result, indent=1, allow_nan=False)
-    print(text)
-    if not asked.quick:
-        print(report(judged))
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / ("series.json" if setting.device == "cuda" else "series_cpu.json")).write_text(text + "\n")
-    return int(any(bar.fails for bar in judged))
+    name = "series.json" if setting.device == "cuda" else "series_cpu.json"
+    return concluded(result, judged, None if asked.quick else asked.out / name)
 
 
 if __name__ == "__main__":

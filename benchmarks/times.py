@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from benchmarks.bars import Bar
-from benchmarks.gpu import machine, prepare, report
+from benchmarks.gpu import concluded, machine, prepare
 from benchmarks.timing import RESULTS, WrongResult, interleaved
 from heedful import attend, masks
 from heedful.nn import Attention, BochnerTime, TimeAttention
@@ -218,15 +217,7 @@ def main(given: list[str] | None = None) -> int:
     result: dict[str, Any] = {"machine": machine(asked.device), "setting": asdict(setting), "rows": []}
     for row in measured(setting, 21 if asked.device == "cuda" else 3):
         result["rows"].append(row)
-    found = bars(result["rows"])
-    result["bars"] = [{**asdict(bar), "verdict": bar.verdict} for bar in found]
-    text = json.dumps(result, indent=1, allow_nan=False)
-    print(text)
-    print(report(found))
-    if asked.device == "cuda":
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "times.json").write_text(text + "\n")
-    return int(any(bar.fails for bar in found))
+    return concluded(result, bars(result["rows"]), asked.out / "times.json" if asked.device == "cuda" else None)
 
 
 if __name__ == "__main__":
