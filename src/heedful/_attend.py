@@ -228,13 +228,15 @@ def attend(
     torch.Size([2, 4, 9, 8])
     """
     told = None
-    if attn_mask is None and not is_causal and impl == "auto" and not dropout_p and not WATCHERS:
-        told = plain.signature(query, key, value, scale, enable_gqa, kernel)
-        if told is not None and told in plain.KNOWN:
-            return plain.run(query, key, value, told)
+    if impl == "auto" and not dropout_p and not WATCHERS:
+        causal = plain.is_causal(attn_mask, is_causal)
+        if causal is not None:
+            told = plain.signature(query, key, value, causal, scale, enable_gqa, kernel)
+            if told is not None and (known := plain.KNOWN.get(told)) is not None:
+                return known(query, key, value)
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
-    if told is not None and plain.fits(call, told) and _choose(call, impl)[0] == "sdpa":
-        plain.learn(told)
+    if told is not None and told not in plain.KNOWN and 0 not in call.shape:
+        plain.learn(told, call, _choose(sequence.of_pairs(call), impl)[0])
     groups, parts = zip(*heads.split(call), strict=True)
     out = heads.join(groups, [_combined(part, impl) for part in parts])
     for watcher in WATCHERS:

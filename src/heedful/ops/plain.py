@@ -1,66 +1,101 @@
-"""Softmax attention without a mask that is torch's own call as it stands: told by a signature, checked and planned once for each."""
+"""Calls that need neither checks nor a plan again: told by a signature, and kept as what is run for it.
+
+Two kinds are kept. Softmax attention without a mask that is torch's own call as it stands; and, on a GPU, calls of the fused kernels
+without a mask or with plain causality, whose kernel has numbers for parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from heedful import masks
 from heedful.kernels import Kernel, Softmax
+from heedful.ops import fused
 from heedful.ops.fold import LAUNCHED
 from heedful.ops.request import Request
 
 Signature = tuple[Any, ...]
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Those that were found to be torch's own.
-KNOWN: set[Signature] = set()
+# None: looked at, and nothing to keep.
+KNOWN: dict[Signature, Run | None] = {}
 MOST = 4096
+
+NUMBERS = (float, int, bool, str, type(None))
 
 
 def signature(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
     kernel: Kernel | Sequence[Kernel] | None,
 ) -> Signature | None:
-    """All that decides how such a call is computed, with torch's `scale` and `enable_gqa` last; None where more does."""
-    if kernel is not None:
-        if type(kernel) is not Softmax or isinstance(kernel.scale, Tensor):
-            return None
-        scale = kernel.scale if scale is None else scale
+    """All that decides how such a call is computed; None where more does."""
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
-    device = query.device
-    if device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(device.type):
+    device, dtype = query.device, query.dtype
+    if not (device.type == "cuda" or (device.type == "cpu" and not is_causal)) or query.dim() != 4:
         return None
-    same = key.device == value.device == device and query.dtype == key.dtype == value.dtype
-    same = same and key.shape[:-1] == value.shape[:-1] and query.dim() == 4
-    if not same or not (scale is None or type(scale) is float):
+    same = key.device == value.device == device and dtype == key.dtype == value.dtype
+    same = same and key.shape[:-1] == value.shape[:-1]
+    if not same or not (scale is None or type(scale) is float) or torch._C._are_functorch_transforms_active():
         return None
-    # The number that a fold gives: torch's own default may differ from it in the last digit, and watched calls are folded.
-    scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
-    # A flag that changes nothing is left out, as the kernel for it may be another one.
-    shared = enable_gqa and query.shape[-3] != key.shape[-3]
-    return query.shape, key.shape, value.shape, query.dtype, device, scale, shared
+    if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) != dtype:
+        return None
+    if kernel is None:
+        kernel = _SOFTMAX
+    elif not isinstance(kernel, Kernel):
+        return None
+    parameters = [getattr(kernel, name) for name in kernel._names]
+    for one in parameters:
+        if type(one) not in NUMBERS:
+            return None
+    shapes = query.shape, key.shape, value.shape
+    return (type(kernel), *parameters, scale, *shapes, dtype, device, bool(is_causal), bool(enable_gqa))
 
 
-def run(query: Tensor, key: Tensor, value: Tensor, known: Signature) -> Tensor:
-    return scaled_dot_product_attention(query, key, value, scale=known[-2], enable_gqa=known[-1])
+_SOFTMAX = Softmax()
 
 
-def fits(request: Request, new: Signature) -> bool:
-    """Whether torch's attention takes a checked request as it is: nothing to pad, to cut in parts or to turn around."""
-    alike = request.query.shape[-1] == request.value.shape[-1] and 0 not in request.shape
-    alike = alike and max(request.query.shape[0], request.key.shape[0]) <= LAUNCHED
-    return alike and new[-2] is not None and new[-2] > 0
-
-
-def learn(new: Signature) -> None:
+def learn(new: Signature, request: Request, chosen: str) -> None:
+    """Keeps what a checked request comes down to, where that is one call without a look at the numbers."""
+    if request.query.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # what a graph's capture makes is its own
+    torchs = chosen == "sdpa" and _is_torchs(request)
     if len(KNOWN) >= MOST:
         KNOWN.clear()
-    KNOWN.add(new)
+    KNOWN[new] = _torchs(request) if torchs else fused.ready(request) if chosen == "triton" else None
+
+
+def _is_torchs(request: Request) -> bool:
+    """Whether torch's attention takes a request as it is: nothing to pad, to cut in parts or to turn around."""
+    kernel = request.kernel
+    if type(kernel) is not Softmax or request.mask is not None or isinstance(kernel.scale, Tensor):
+        return False
+    alike = request.query.shape[-1] == request.value.shape[-1] and 0 not in request.shape
+    alike = alike and max(request.query.shape[0], request.key.shape[0]) <= LAUNCHED
+    return alike and (kernel.scale is None or kernel.scale > 0)
+
+
+def _torchs(request: Request) -> Run:
+    query, key, scale = request.query, request.key, request.kernel.scale  # type: ignore[attr-defined]
+    # The number that a fold gives: torch's own default may differ from it in the last digit, and watched calls are folded. A flag
+    # that changes nothing is left out, as the kernel for it may be another one.
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    return partial(scaled_dot_product_attention, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3])
+
+
+def is_causal(attn_mask: Any, flag: bool) -> bool | None:
+    """Whether a mask is plain causality or none at all; None where it is anything else."""
+    if attn_mask is None:
+        return flag
+    return True if attn_mask is masks.causal else None

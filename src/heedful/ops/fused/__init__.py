@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -98,6 +99,38 @@ def _by_head(parameter: Parameter, heads: int, like: Tensor) -> Tensor:
     if not isinstance(parameter, Tensor):
         return torch.full((heads,), float(parameter), dtype=torch.float32, device=like.device)
     return parameter.float().expand(heads).contiguous()
+
+
+def ready(request: Request) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """What such requests come down to, with all but query, key and value settled; None where more of it must be looked at each time.
+
+    So it is where inputs are read as they are, numbers are the kernel's parameters, and the mask, if any, is plain causality.
+    """
+    form, kernel = request.kernel.fused_form, request.kernel
+    query, key, value = request.query, request.key, request.value
+    if form is None or form.inputs != "plain" or form.factors or kernel.tensors() or kernel.of_pairs is not kernel:
+        return None
+    if request.mask not in (None, masks.causal) or request.bias is not None or request.factors is not None:
+        return None
+    step = 16 // value.element_size()
+    alike = query.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0] and key.shape[1] == value.shape[1]
+    if not alike or query.shape[-1] % step or value.shape[-1] % step or query.device.type != "cuda":
+        return None
+    if query.dtype == torch.float32:
+        return None  # its origin moves
+    from heedful.ops.fused.operators import attention
+
+    heads = query.shape[1]
+    with torch.inference_mode(False):
+        alpha = _by_head(query.shape[-1] ** -0.5 if form.alpha is None else form.alpha, heads, query)
+        beta = None if form.beta == 0 else _by_head(form.beta, heads, query)
+    high = None if request.mask is None else 0
+    settled = (*(None,) * 8, [1, 1], None, high, form.activation, form.degree, DIVISIONS[form.division], form.distance)
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention(query, key, value, alpha, beta, *settled)
+
+    return run
 
 
 def _flat(x: Tensor, lead: list[int], tail: int) -> Tensor:

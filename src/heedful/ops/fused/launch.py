@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from heedful.ops.fused import _backward, _blocks, _forward
+from heedful.ops.fused import _backward, _blocks, _forward, prepared
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
 from heedful.ops.fused._device import Setting, fitting, interpreting, power_of_2, settings, unit_stride
 from heedful.ops.fused.activations import LOG2_E
+from heedful.ops.fused.prepared import Recorder
 
 INTERPRETED = interpreting()
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -72,24 +73,48 @@ def _fitting(kind: str, problem: Problem, go: Callable[[Setting], None]) -> None
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output, and what backward needs of every row's divisor (empty where rows are not divided)."""
+    given = problem[:5]
+    form = _form("forward", problem, given)
+    known = prepared.KNOWN.get(form)
+    if known is not None:
+        tensors = known.run(given, problem.query.device)
+        return tensors[prepared.SLOTS], tensors[prepared.SLOTS + 1]
+    recorder = Recorder(given)
+    found = _forward_anew(problem, recorder)
+    if form is not None:
+        prepared.keep(form, recorder)
+    return found
+
+
+def _form(kind: str, problem: Problem, tensors: Sequence[Tensor | None]) -> Hashable | None:
+    """The form of a problem whose launches may be kept: no mask but bounds of j - i, nothing added to scores."""
+    if INTERPRETED or problem.query.device.type != "cuda" or any(x is not None for x in problem[5:13]):
+        return None
+    return prepared.form(tensors, kind, *problem[14:], torch.get_float32_matmul_precision())
+
+
+def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]:
     B, H, _, Q, _ = problem.sizes
     problem = problem._replace(query=_aligned(problem.query), key=_aligned(problem.key), value=_aligned(problem.value))
     device = problem.query.device
-    out = torch.empty(B, H, Q, problem.value.shape[-1], dtype=problem.value.dtype, device=device)
-    stat = torch.empty((B, H, Q) if problem.division else (0,), dtype=torch.float32, device=device)
-    halves = None, _half(problem.key) if problem.distance else None
+    out = recorder.made(torch.empty(B, H, Q, problem.value.shape[-1], dtype=problem.value.dtype, device=device))
+    stat = recorder.made(torch.empty((B, H, Q) if problem.division else (0,), dtype=torch.float32, device=device))
+    halves = None, _half(problem.key, recorder) if problem.distance else None
     late = problem.distance and problem.bias is None and problem.left is None
+    before = recorder.mark()
 
     def go(chosen: Setting) -> None:
+        recorder.back_to(before)
         terms, spec = _prepare(problem, chosen, halves)
         tiles = _tiles(
             spec, (problem.query, spec.BM, spec.D), (problem.key, spec.BN, spec.D), (problem.value, spec.BN, spec.E)
         )
         grid = (_parts(Q, spec.BM) * B * H,)
         passes = _passes(spec, late)
-        done = torch.empty(grid, dtype=torch.int32, device=device) if passes[0].PASS and problem.division != 1 else None
+        marked = passes[0].PASS and problem.division != 1
+        done = recorder.made(torch.empty(grid, dtype=torch.int32, device=device)) if marked else None
         for one in passes:
-            _forward.forward[grid](*tiles, out, stat, done, terms, constants(one), **chosen.options)
+            recorder.launch(_forward.forward, grid, *tiles, out, stat, done, terms, constants(one), **chosen.options)
 
     _fitting("forward", problem, go)
     return out, stat
@@ -108,6 +133,23 @@ class Gradients(NamedTuple):
 
 def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool]) -> Gradients:
     """Gradients of everything; those of alpha, beta, left, right and bias are empty where they are not wanted."""
+    given = *problem[:5], out, stat, above
+    form = None if any(wanted) else _form("backward", problem, given)
+    known = prepared.KNOWN.get(form)
+    if known is not None:
+        tensors = known.run(given, problem.query.device)
+        first = prepared.SLOTS
+        return Gradients(*tensors[first : first + 3], *(tensors[first + 3],) * 5)
+    recorder = Recorder(given)
+    found = _backward_anew(problem, out, stat, above, wanted, recorder)
+    if form is not None:
+        prepared.keep(form, recorder)
+    return found
+
+
+def _backward_anew(
+    problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool], recorder: Recorder
+) -> Gradients:
     B, H, G, Q, K = problem.sizes
     device = problem.query.device
     query, key, value, above = (_aligned(x) for x in (problem.query, problem.key, problem.value, above))
@@ -118,37 +160,44 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
     def room(needs: bool, *shape: int) -> Tensor:
         return torch.empty(shape if needs else (0,), dtype=torch.float32, device=device)
 
-    dalpha, dbeta = room(needs[0], B, H, Q), room(needs[1], B, H, Q)
+    dq, dk, dv = (recorder.made(torch.empty(x.shape, dtype=x.dtype, device=device)) for x in (query, key, value))
+    dalpha, dbeta = recorder.made(room(needs[0], B, H, Q)), room(needs[1], B, H, Q)
     dleft, dright, dbias = room(needs[2], B, H, Q, rank), room(needs[3], B, H, K, rank), room(needs[4], B, H, K)
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (query, key, value))
-    delta = row_dot(above, out) if problem.division == 1 else None
+    delta = row_dot(above, out, recorder=recorder) if problem.division == 1 else None
     shares = problem.activation == "exp" and problem.division == 1  # coefficients are not above one
     bounded = shares or (problem.distance and problem.bias is None and problem.left is None)
     # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
     feels = problem.distance and (needs[0] or not shares)
-    halves = _half(query) if feels else None, _half(key) if problem.distance else None
+    halves = _half(query, recorder) if feels else None, _half(key, recorder) if problem.distance else None
 
     def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
         first = (query, spec.BM, spec.D), (key, spec.BN, spec.D), (value, spec.BN, spec.E), (above, spec.BM, spec.E)
         return _tiles(spec, *first, again)
 
+    before = recorder.mark()
+
     def rows(chosen: Setting) -> None:
+        recorder.back_to(before)
         terms, spec = _prepare(problem, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
         for one in _passes(spec, bounded):
-            _backward.backward_rows[(_parts(Q, spec.BM) * B * H,)](
-                *inputs, dq, stat, delta, dalpha, dbeta, dleft, terms, constants(one), **chosen.options
-            )
+            recorder.launch(
+                _backward.backward_rows, (_parts(Q, spec.BM) * B * H,),
+                *inputs, dq, stat, delta, dalpha, dbeta, dleft, terms, constants(one), **chosen.options,
+            )  # fmt: skip
 
     def columns(chosen: Setting) -> None:
+        recorder.back_to(between)
         terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
         for one in _passes(spec, bounded and H == G and (problem.distance or spec.BIAS == 1)):
-            _backward.backward_columns[(_parts(K, spec.BN) * B * G,)](
-                *inputs, dk, dv, stat, delta, dright, dbias, terms, constants(one), **chosen.options
-            )
+            recorder.launch(
+                _backward.backward_columns, (_parts(K, spec.BN) * B * G,),
+                *inputs, dk, dv, stat, delta, dright, dbias, terms, constants(one), **chosen.options,
+            )  # fmt: skip
 
     _fitting("rows", problem, rows)
+    between = recorder.mark()
     _fitting("columns", problem, columns)
     return Gradients(
         dq,
@@ -162,15 +211,16 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
     )
 
 
-def row_dot(x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
+def row_dot(x: Tensor, y: Tensor, factor: float = 1.0, recorder: Recorder | None = None) -> Tensor:
     """factor x.y of every row, [B, H, n] in float32, read once."""
     B, H, n, D = x.shape
     x, y = unit_stride(x), unit_stride(y)
-    out = torch.empty(B, H, n, dtype=torch.float32, device=x.device)
+    recorder = recorder or Recorder()
+    out = recorder.made(torch.empty(B, H, n, dtype=torch.float32, device=x.device))
     rows, size = 16 if INTERPRETED else 64, power_of_2(D)
     grid = (_parts(n, rows) * B * H,)
-    _blocks.row_dot[grid](
-        x, y, out, H, n, *x.stride()[:3], *y.stride()[:3], factor, HEAD=D, D=size, BM=rows, num_warps=4
+    recorder.launch(
+        _blocks.row_dot, grid, x, y, out, H, n, *x.stride()[:3], *y.stride()[:3], factor, D, size, rows, num_warps=4
     )
     return out
 
@@ -180,8 +230,8 @@ def _like(gradient: Tensor, leaf: Tensor | None) -> Tensor:
     return gradient.sum_to_size(leaf.shape).to(leaf.dtype)
 
 
-def _half(x: Tensor) -> Tensor:
-    return row_dot(x, x, 0.5)
+def _half(x: Tensor, recorder: Recorder) -> Tensor:
+    return row_dot(x, x, 0.5, recorder)
 
 
 def _prepare(

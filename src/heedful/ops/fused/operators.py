@@ -149,7 +149,12 @@ class _Eager(torch.autograd.Function):
 
 def attention(*inputs: Any) -> Tensor:
     """`fused_attention` by the shortest way: operators where torch traces or looks on, plain launches elsewhere."""
-    plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in inputs[:NUMBER_OF_TENSORS] if x is not None)
-    if plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0:
+    tensors = [x for x in inputs[:NUMBER_OF_TENSORS] if x is not None]
+    plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    if not plain or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return fused_attention(*inputs)[0]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _Eager.apply(*inputs)
-    return fused_attention(*inputs)[0]
+    from heedful.ops.fused import launch
+
+    return launch.forward(launch.Problem(*inputs))[0]
