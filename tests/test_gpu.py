@@ -500,3 +500,104 @@ def test_a_tracker_leaves_training_on_a_device_as_it_was():
     (losses, state), (seen, seen_state) = trained(False), trained(True)
     assert seen == losses
     assert all(map(torch.equal, state, seen_state))
+
+
+FORMS = {
+    "heads apart": lambda: torch.randn(4, 16, 16, 193, 64, device="cuda", dtype=torch.bfloat16).unbind(),
+    "heads beside one another": lambda: torch.randn(16, 193, 4, 16, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 3).unbind(2),
+    "whole blocks": lambda: torch.randn(4, 8, 16, 256, 128, device="cuda", dtype=torch.bfloat16).unbind(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    "kernel", [Softmax(), Sigmoid(), Sigmoid(bias=-3.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr
+)  # fmt: skip
+def test_later_calls_of_a_form_are_as_right_as_the_first(kernel, is_causal, name):
+    """What is kept of a call is its form alone: other numbers, other tensors, one tensor in three places, far-off ones."""
+    for at in range(5):
+        *drawn, above = FORMS[name]()
+        if at == 2:
+            drawn = [drawn[0]] * 3
+        if at == 3:
+            drawn = [drawn[0] * 30, *drawn[1:]]  # beyond what a first pass takes
+        leaves = [x.detach().requires_grad_() for x in drawn] if at != 2 else [drawn[0].detach().requires_grad_()] * 3
+        truths = [x.detach().double().requires_grad_() for x in leaves]
+        if at == 2:
+            truths = [truths[0]] * 3
+        out = attend(*leaves, is_causal=is_causal, kernel=kernel)
+        with torch.no_grad():
+            assert torch.equal(attend(*leaves, is_causal=is_causal, kernel=kernel), out)
+        wanted = attend(*truths, is_causal=is_causal, kernel=kernel, impl="reference")
+        assert relative_error(out, wanted) < 1e-2, at
+        count = 1 if at == 2 else 3
+        gradients = torch.autograd.grad(out, leaves[:count], above)
+        for one, other in zip(gradients, torch.autograd.grad(wanted, truths[:count], above.double()), strict=True):
+            assert relative_error(one, other) < 2e-2, at
+
+
+def test_a_graph_replays_fused_calls():
+    x = torch.randn(3, 16, 16, 256, 64, device="cuda", dtype=torch.bfloat16)
+    kernels = Sigmoid(bias=-2.5), Gaussian(2.5), Softmax()
+    # Both before and after the first call of a form.
+    for kernel in kernels:
+        for _ in range(2):
+            graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                attend(*x.clone().unbind(), is_causal=True, kernel=kernel)
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(graph):
+                out = attend(*x.unbind(), is_causal=True, kernel=kernel)
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            assert (
+                relative_error(out, attend(*x.double().unbind(), is_causal=True, kernel=kernel, impl="reference"))
+                < 1e-2
+            )
+
+
+def test_a_first_call_inside_a_graph_keeps_nothing_of_it():
+    x = torch.randn(3, 8, 16, 320, 64, device="cuda", dtype=torch.bfloat16)
+    kernel = Sigmoid(bias=-2.75)
+    attend(
+        *torch.randn(3, 8, 16, 384, 64, device="cuda", dtype=torch.bfloat16).unbind(), kernel=kernel
+    )  # compiled by now
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(*x.unbind(), kernel=kernel)
+    out = attend(*x.unbind(), kernel=kernel)
+    assert relative_error(out, attend(*x.double().unbind(), kernel=kernel, impl="reference")) < 1e-2
+
+
+def test_calls_first_made_without_gradients_may_have_them_later():
+    x = torch.randn(3, 8, 16, 448, 64, device="cuda", dtype=torch.bfloat16)
+    with torch.inference_mode():
+        attend(*x.clone().unbind(), kernel=Sigmoid(bias=-2.25))
+    leaves = [one.detach().clone().requires_grad_() for one in x.unbind()]
+    attend(*leaves, kernel=Sigmoid(bias=-2.25)).float().sum().backward()
+    assert all(leaf.grad is not None and bool(leaf.grad.isfinite().all()) for leaf in leaves)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_step_is_the_eager_one(mode):
+    """Also as CUDA graphs: a training step of two layers, several times over."""
+    kernels = Sigmoid(bias=-4.0), Gaussian(3.0)
+
+    def loss(x, weights):
+        for kernel, weight in zip(kernels, weights, strict=True):
+            q, k, v = (x @ weight).unflatten(-1, (3, 8, 64)).transpose(1, 3).unbind(2)
+            x = x + attend(q, k, v, is_causal=True, kernel=kernel).transpose(1, 2).flatten(2)
+        return x.float().square().mean()
+
+    compiled = torch.compile(loss, fullgraph=True, mode=mode)
+    weights = [(torch.randn(512, 1536, device="cuda") / 32).bfloat16().requires_grad_() for _ in kernels]
+    for _ in range(4):
+        x = torch.randn(8, 512, 512, device="cuda", dtype=torch.bfloat16)
+        found = compiled(x, weights)
+        gradients = [one.clone() for one in torch.autograd.grad(found, weights)]
+        wanted = loss(x, weights)
+        assert float(found) == pytest.approx(float(wanted), rel=1e-2)
+        for one, other in zip(gradients, torch.autograd.grad(wanted, weights), strict=True):
+            assert relative_error(one, other) < 5e-2

@@ -32,7 +32,8 @@ BRIEF = 2**22
 # Memory that `linear` may take for its features where it saves arithmetic alone.
 ROOM = {"cpu": 2**28, "cuda": 2**32}
 
-# Called with the request and the output of each call, while somebody watches (`heedful.bridges.watch`).
+# Called with the request and the output of each call, while somebody watches (`heedful.bridges.watch`). One that has an `idle` is asked
+# by it first whether the call may go without.
 WATCHERS: list[Callable[[Request, Tensor], None]] = []
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -228,7 +229,7 @@ def attend(
     torch.Size([2, 4, 9, 8])
     """
     told = None
-    if impl == "auto" and not dropout_p and not WATCHERS:
+    if impl == "auto" and not dropout_p and not (WATCHERS and _is_watched()):
         causal = plain.is_causal(attn_mask, is_causal)
         if causal is not None:
             told = plain.signature(query, key, value, causal, scale, enable_gqa, kernel)
@@ -242,6 +243,10 @@ def attend(
     for watcher in WATCHERS:
         watcher(call, out)
     return out
+
+
+def _is_watched() -> bool:
+    return not all((idle := getattr(watcher, "idle", None)) is not None and idle() for watcher in WATCHERS)
 
 
 def _combined(call: Request, impl: str) -> Tensor:

@@ -448,7 +448,11 @@ def test_calls_that_are_torchs_own_are_planned_once(monkeypatch):
     assert torch.equal(first, again)
     assert (again - wanted).abs().max() < 1e-5
     # A number in the kernel is as good as one beside it; each way is a signature.
-    scaled = [out for _ in range(2) for out in (attend(query, key, value, scale=0.3), attend(query, key, value, kernel=Softmax(0.3)))]
+    scaled = [
+        out
+        for _ in range(2)
+        for out in (attend(query, key, value, scale=0.3), attend(query, key, value, kernel=Softmax(0.3)))
+    ]
     assert len(asked) == 3
     assert torch.equal(*scaled[:2])
     assert (scaled[0] - attend(query, key, value, scale=0.3, impl="reference")).abs().max() < 1e-5

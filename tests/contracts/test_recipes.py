@@ -14,7 +14,6 @@ from experiments.recipe import FOLDER, Setting, Table, names, recipe, text
 GPU = "measures a GPU"
 DATA = "needs data or a model that a package carries; a stand-in runs in tests/recipes"
 LONG = "takes longer than five seconds; what it is made of is tested in "
-WAITS = "has not been run whole: it wants minutes of a GPU"
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,13 @@ RECIPES = {
     "transport-classifier": Listed("the tables of the thesis could not be obtained"),
     "transport-simulation": Listed("the tables of the thesis could not be obtained"),
     "transport-training": Listed("the tables of the thesis could not be obtained"),
-    "vision-ablation": Listed("the published ablations are of photographs, which cannot be had", no_run=LONG + "test_vision_recipes.py", no_result=WAITS),
-    "vision-flow": Listed("the paper prints a curve without numbers", no_run=LONG + "test_vision_recipes.py", no_result=WAITS),
-    "vision-pretrain": Listed("the paper trains on photographs, which cannot be had", no_result=WAITS),
-    "vision-relations": Listed("the paper has no such test", no_run=LONG + "test_vision_recipes.py", no_result=WAITS),
-    "vision-retrieval": Listed("the published figures are of photographs, which cannot be had; its docstring tells them", no_result=WAITS),
+    "vision-ablation": Listed("the published ablations are of photographs, which cannot be had", no_run=LONG + "test_vision_recipes.py"),
+    "vision-flow": Listed("the paper prints a curve without numbers", no_run=LONG + "test_vision_recipes.py"),
+    "vision-pretrain": Listed("the paper trains on photographs, which cannot be had"),
+    "vision-relations": Listed("the paper has no such test", no_run=LONG + "test_vision_recipes.py"),
+    "vision-retrieval": Listed("the published figures are of photographs, which cannot be had; its docstring tells them"),
     "vision-smoke": Listed("the paper has no such check"),
-    "vision-vqa": Listed("the published figures are of photographs, which cannot be had; its docstring tells them", no_run=LONG + "test_vision_recipes.py", no_result=WAITS),
+    "vision-vqa": Listed("the published figures are of photographs, which cannot be had; its docstring tells them", no_run=LONG + "test_vision_recipes.py"),
 }  # fmt: skip
 every = pytest.mark.parametrize("name", names())
 kept_ones = pytest.mark.parametrize("name", [name for name, listed in RECIPES.items() if not listed.no_result])

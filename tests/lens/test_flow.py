@@ -600,3 +600,26 @@ def test_on_a_device(name, dtype):
         [1.0] * len(traced.layers),
         1e-5 if dtype == torch.float32 else 3e-2,
     )
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_calls_taken_on_trust_are_looked_at_where_one_was_wrong(right, monkeypatch):
+    """On a device nobody waits for it in each layer: a run whose calls do not agree in the end is made again, each call looked at."""
+    from heedful.bridges import calls
+
+    model, inputs = seeing.made("llava", "sdpa")
+    wanted = flow(model, inputs)
+    looked, plain = [], calls.Memory.trusts
+
+    def trusts(memory, call):
+        looked.append(memory.doubts is None)
+        if memory.doubts is None:
+            return plain(memory, call)
+        memory.doubts.append(torch.tensor(right))
+        return True
+
+    monkeypatch.setattr(calls.Memory, "trusts", trusts)
+    found = flow(model, inputs)
+    assert looked.count(False) > 0
+    assert any(looked) != right
+    assert found.per_layer == wanted.per_layer

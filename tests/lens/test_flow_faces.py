@@ -1,6 +1,7 @@
 """Flow between groups of words, zeroing heads, the section of the report, the command."""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -296,3 +297,27 @@ def test_groups_of_the_demo(capsys, monkeypatch, tmp_path):
     code, _, err = run(capsys, monkeypatch, "demo", "--messages", tmp_path / "chat.json")
     assert code == 2
     assert "no chat template" in err
+
+
+def test_a_folder_of_our_own_in_a_fresh_process(tmp_path):
+    """The auto classes of transformers know it without an import by the user."""
+    from PIL import Image
+
+    from heedful.multimodal import Shapes, VisualParsingConfig, VisualParsingModel, VisualParsingProcessor
+
+    torch.manual_seed(0)
+    config = VisualParsingConfig(
+        hidden_size=16, num_attention_heads=2, num_hidden_layers=2, vision_layers=1, patch_size=16
+    )
+    VisualParsingModel(config).save_pretrained(tmp_path / "model")
+    VisualParsingProcessor.of().save_pretrained(tmp_path / "model")
+    world = Shapes(seed=1)
+    pixels = np.asarray(world.scene(3).pixels)
+    pixels = pixels if pixels.dtype == np.uint8 else np.round(255 * pixels).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "scene.png")
+    command = [sys.executable, "-m", "heedful", "flow", "model", "--image", "scene.png", "--text", world.caption(3, 0)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["names"] == ["text", "image"]
+    assert len(told["per_layer"]) == 2

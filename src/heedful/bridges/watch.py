@@ -50,16 +50,24 @@ class _Frame:
 
 @dataclass
 class Run:
-    """The modules that ran, and those whose attention was seen but cannot be told, by name."""
+    """The modules that ran, those whose attention was seen but cannot be told, by name, and whether calls that were not looked at agree."""
 
     executed: set[str] = field(default_factory=set)
     missed: set[str] = field(default_factory=set)
+    doubts: list[Tensor] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every call was what it was taken for; this waits for the device."""
+        return not self.doubts or bool(torch.stack(self.doubts).all())
 
 
 class _Watch:
     """One run being watched, in one thread."""
 
-    def __init__(self, model: nn.Module, tell: Callable[[Watched], None], copy: Callable[[Watched], Any]) -> None:
+    def __init__(
+        self, model: nn.Module, tell: Callable[[Watched], None], copy: Callable[[Watched], Any], later: bool
+    ) -> None:
         self.names = {module: name for name, module in model.named_modules()}
         self.maps = maps_of(model)
         self.tell, self.copy = tell, copy
@@ -67,7 +75,7 @@ class _Watch:
         self.silent = 0
         self.called: set[nn.Module] = set()
         self.run = Run()
-        self.memory = Memory()
+        self.memory = Memory(self.run.doubts if later else None)
 
     @contextmanager
     def silence(self) -> Iterator[None]:
@@ -209,12 +217,17 @@ _watching = 0
 
 @contextmanager
 def watch(
-    model: nn.Module, tell: Callable[[Watched], None], copy: Callable[[Watched], Any] = lambda call: None
+    model: nn.Module,
+    tell: Callable[[Watched], None],
+    copy: Callable[[Watched], Any] = lambda call: None,
+    *,
+    later: bool = False,
 ) -> Iterator[Run]:
     """While it lasts, `tell` receives every call of attention that the model makes in this thread.
 
     It does so when the module ends and its arguments are known; `copy` is asked at the time of the call, before the model
-    writes over its tensors, and what it returns is the call's `kept`. Gives the names of the modules that have run, and of those whose attention cannot be told, filled as they finish.
+    writes over its tensors, and what it returns is the call's `kept`. With `later`, calls on a device are taken for what they seem to be, and
+    the run's `agrees` says at the end whether they all were; without, each is looked at, which waits for the device. Gives the names of the modules that have run, and of those whose attention cannot be told, filled as they finish.
 
     >>> import torch
     >>> layer, calls = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), []
@@ -234,7 +247,7 @@ def watch(
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise Unsupported("the model lies on the meta device and has no numbers; load it first")
-    watching = _Watch(model, tell, copy)
+    watching = _Watch(model, tell, copy, later)
     with _lock:
         if not _watching:
             _install()
@@ -346,6 +359,14 @@ def _attended(request: Request, output: Tensor) -> None:
         watching.add(of_request(request, output))
 
 
+def _idle() -> bool:
+    watching = _current.get()
+    return watching is None or bool(watching.silent)
+
+
+_attended.idle = _idle  # type: ignore[attr-defined]
+
+
 @contextmanager
 def _tapped(keep: Callable[[Request, Tensor], None]) -> Iterator[None]:
     _attend.WATCHERS.append(keep)
@@ -425,7 +446,7 @@ def _same_output(call: Watched, ours: Tensor, theirs: Tensor, batched: bool, bat
         shown = call.mask[(None,) * (4 - call.mask.dim())].any(dim=-1).all(dim=1)
         sees = sees & shown
     counts = sees if batched and batch_first else sees[0] if not batched else sees.mT
-    return close(ours, theirs, counts[..., None], rounding(call))
+    return bool(close(ours, theirs, counts[..., None], rounding(call)))
 
 
 @cache

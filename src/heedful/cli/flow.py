@@ -92,6 +92,8 @@ def flow(
 
     options: dict[str, Any] = {"mode": mode, "special": special, "reduce": reduce, "rho": rho, "start": start}
     if image:
+        import heedful.multimodal.processing  # noqa: F401 (so that folders of our own models are known)
+
         pictures = open_pictures(image)
         opened, processor = load_seeing(folder)
         inputs: Any = inputs_with(opened, processor, text or "", pictures)

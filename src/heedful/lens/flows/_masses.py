@@ -17,10 +17,23 @@ from heedful.bridges.watch import Watched
 CELLS = 2**24
 
 
-def masses(call: Watched, columns: Tensor) -> Tensor:
+def as_values(call: Watched, columns: Tensor) -> Tensor:
+    """Columns `[B, 1 or H, K, C]` as the values of a call, for every head of keys; on a GPU wider than they are."""
+    assert call.query is not None
+    assert call.key is not None
+    value, count = columns, columns.shape[-1]
+    if call.query.is_cuda:
+        # The fastest kernels take values as wide as queries, others widths that are multiples of 16.
+        value = nn.functional.pad(value.to(call.query.dtype), (0, max(-count % 16, call.query.shape[-1] - count)))
+    heads = call.key.shape[1] if columns.shape[1] == 1 else columns.shape[1]
+    value = value.expand(call.output.shape[0], heads, *value.shape[2:])
+    return value.contiguous() if value.is_cuda else value
+
+
+def masses(call: Watched, columns: Tensor, values: Tensor | None = None) -> Tensor:
     r"""$\sum_j a_{ij} c_j$ for columns `[B, 1 or H, K, C]`: `[B, H, Q, C]`, in float32 or wider.
 
-    The model's own kernel runs once more with these columns as values. In 16 bit on a GPU each sum is rounded to 16 bit; on a CPU it is not.
+    `values` are the columns as `as_values` makes them, where layers share them. The model's own kernel runs once more with these columns as values. In 16 bit on a GPU each sum is rounded to 16 bit; on a CPU it is not.
     """
     batch, heads, queries = call.output.shape[:3]
     if call.weights is not None:
@@ -31,13 +44,8 @@ def masses(call: Watched, columns: Tensor) -> Tensor:
     assert key is not None
     if query.dtype.itemsize < 4 and query.device.type == "cpu":
         query, key, bias = query.float(), key.float(), None if bias is None else bias.float()
-    own = key.shape[1] if columns.shape[1] == 1 else columns.shape[1]
     count = columns.shape[-1]
-    value = columns.to(query.dtype)
-    if query.is_cuda:
-        # The fastest kernels take values as wide as queries, others widths that are multiples of 16.
-        value = nn.functional.pad(value, (0, max(-count % 16, query.shape[-1] - count)))
-    value = value.expand(batch, own, *value.shape[2:])
+    value = as_values(call, columns).to(query.dtype) if values is None else values
     mask = masks.join_transformers(call.mask, bias)
     out = attend(query, key, value, mask, is_causal=call.causal, enable_gqa=True, kernel=call.kernel)
     assert out.shape[:3] == (batch, heads, queries)
@@ -77,7 +85,8 @@ def uniform(call: Watched, columns: Tensor) -> Tensor:
     columns = columns.to(torch.promote_types(columns.dtype, torch.float32))
     if mask is None or mask.shape[-2] == 1:
         seen = columns if mask is None else columns * _four(mask).mT
-        sums = seen.cumsum(2)[:, :, :queries] if call.causal else seen.sum(2, keepdim=True)
+        # Along the last axis, where a GPU sums many times faster.
+        sums = seen.mT.cumsum(-1).mT[:, :, :queries] if call.causal else seen.sum(2, keepdim=True)
     else:
         sums = _counted(_four(mask), columns, call.causal)
     sums = sums.expand(-1, -1, queries, -1)

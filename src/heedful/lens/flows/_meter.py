@@ -14,7 +14,7 @@ from heedful.bridges.modalities import Modalities
 from heedful.bridges.structure import block_of, output_map, output_matrix
 from heedful.bridges.watch import Watched
 from heedful.kernels import Kernel, Softmax
-from heedful.lens.flows._masses import masses, pulled, uniform, visible
+from heedful.lens.flows._masses import as_values, masses, pulled, uniform, visible
 from heedful.lens.flows.result import Crossing, LayerFlow
 
 # What a row of attention sums to where there is nothing to attend to.
@@ -40,13 +40,15 @@ class Sorted(NamedTuple):
     real_keys: Tensor
 
 
-class Even(NamedTuple):
-    """Even attention, and the mask it is for."""
+class Shared(NamedTuple):
+    """What layers with one mask have in common: who their tokens are, and what even attention would give."""
 
     mask: Tensor | None
-    causal: bool
-    ids: Tensor
-    sums: Tensor
+    form: tuple[object, ...]
+    rows: Tensor  # [B, 1, M, Q]: queries by kinds
+    columns: Tensor  # [B, 1 or H, K, M + 1]
+    values: Tensor | None  # the same as attention takes them
+    even: Tensor  # sums between kinds
 
 
 class Update(NamedTuple):
@@ -77,7 +79,8 @@ class Meter:
         self._waiting: list[Watched] = []
         self._updates: list[Update] = []
         self._real: dict[int, Tensor] = {}
-        self._uniform: Even | None = None
+        self._shared: Shared | None = None
+        self._uniform: tuple[Tensor | None, tuple[object, ...], Tensor] | None = None
         self._least: list[tuple[str, Kernel | None, Tensor]] = []
 
     def copy(self, call: Watched) -> object:
@@ -88,6 +91,8 @@ class Meter:
             # Of the output only its size is wanted.
             size = call.output.new_empty(1).expand(call.output.shape)
             return replace(call, output=size, value=call.value if self.settings.mode == "norm" else None)
+        if self._same(call) is not None:
+            return self.measured(call, None)
         tokens = self.tokens(call)
         return () if tokens is None else self.measured(call, tokens)
 
@@ -170,18 +175,40 @@ class Meter:
         shown = visible(call)
         return torch.ones(1, keys, dtype=torch.bool) if shown is None else shown
 
-    def measured(self, call: Watched, tokens: Sorted) -> LayerFlow:
-        """The sums of a call between kinds, and those of even attention."""
-        rows = self._kinds_of(tokens.queries, tokens.real_queries).mT[:, None]  # [B, 1, M, Q]
-        columns = self._columns(call, tokens)
-        sums = masses(call, columns).to(rows.dtype)
+    def measured(self, call: Watched, tokens: Sorted | None) -> LayerFlow:
+        """The sums of a call between kinds, and those of even attention; without tokens where the last call had the same."""
+        shared = self._same(call)
+        if shared is None:
+            assert tokens is not None
+            shared = self._settled(call, tokens)
+        rows, count = shared.rows, len(self.kinds.names)
+        sums = masses(call, shared.columns, shared.values).to(rows.dtype)
         if not isinstance(call.kernel, Softmax):
             self._least.append((call.name, call.kernel, sums.amin() if sums.numel() else sums.new_zeros(())))
-        even = self._even(call, tokens, columns)
-        sums, even = (self._shares(part) for part in (sums, even))
+        sums = self._shares(sums)
         outside = _outside(rows, sums) if self.settings.mode == "fraction" else sums.new_zeros(sums.shape[:2])
-        count = len(self.kinds.names)
-        return LayerFlow(len(self.layers), call.name, rows @ sums[..., :count], rows @ even[..., :count], outside)
+        return LayerFlow(len(self.layers), call.name, _by_kind(rows, sums[..., :count]), shared.even, outside)
+
+    def _form(self, call: Watched) -> tuple[object, ...]:
+        key = call.key if call.weights is None else None
+        heads = None if key is None else key.shape[1]
+        return call.causal, call.output.shape[:3], _keys(call), heads, call.output.dtype, call.output.device
+
+    def _same(self, call: Watched) -> Shared | None:
+        """What the last call had in common with this one, if its mask and its sizes are the same."""
+        last = self._shared
+        alike = self.settings.mode == "fraction" and call.weights is None and last is not None
+        return last if alike and last.mask is call.mask and last.form == self._form(call) else None  # type: ignore[union-attr]
+
+    def _settled(self, call: Watched, tokens: Sorted) -> Shared:
+        rows = self._kinds_of(tokens.queries, tokens.real_queries).mT[:, None]
+        columns = self._columns(call, tokens)
+        even = self._shares(self._even(call, tokens, columns))[..., : len(self.kinds.names)]
+        values = as_values(call, columns) if call.weights is None and call.output.is_cuda else None
+        shared = Shared(call.mask, self._form(call), rows, columns, values, _by_kind(rows, even))
+        # A mask of weights is their own, and norms are of one layer's values.
+        self._shared = shared if self.settings.mode == "fraction" and call.weights is None else None
+        return shared
 
     def _kinds_of(self, ids: Tensor, real: Tensor) -> Tensor:
         """`[B, n, M]`: one where a token is of a kind; nothing for padding and what is left out."""
@@ -213,20 +240,14 @@ class Meter:
         return norms / norms.amax().clamp_min(1e-30)
 
     def _even(self, call: Watched, tokens: Sorted, columns: Tensor) -> Tensor:
-        """Even attention, which layers that share a mask have in common."""
+        """Even attention over the keys that a query may see, which layers that share a mask have in common."""
         alike = self.settings.mode != "norm" and call.weights is None
-        same = self._uniform
-        if (
-            alike
-            and same is not None
-            and same.mask is call.mask
-            and same.causal == call.causal
-            and len(same.ids) == len(tokens.keys)
-        ):
-            return same.sums
+        last = self._uniform
+        if alike and last is not None and last[0] is call.mask and last[1] == self._form(call):
+            return last[2]
         there = tokens.real_keys.to(columns.dtype)[:, None, :, None].expand(-1, columns.shape[1], -1, -1)
         even = uniform(call, torch.cat((columns, there), -1))
-        self._uniform = Even(call.mask, call.causal, tokens.keys, even) if alike else None
+        self._uniform = (call.mask, self._form(call), even) if alike else None
         return even
 
     def _shares(self, sums: Tensor) -> Tensor:
@@ -336,6 +357,12 @@ def _keys(call: Watched) -> int:
 def _over(part: Tensor, total: Tensor) -> Tensor:
     """A quotient; nothing where there is nothing to divide."""
     return torch.where(total > LEAST, part / total.clamp_min(LEAST), 0.0).to(total.dtype)
+
+
+def _by_kind(rows: Tensor, shares: Tensor) -> Tensor:
+    """`[B, H, M, C]`: shares `[B, H, Q, C]` summed over the queries of each kind; a matrix product of so few columns is slower on a GPU."""
+    kinds = rows.unbind(2)  # [B, 1, Q] each
+    return torch.stack([(shares * kind[..., None]).sum(2) for kind in kinds], 2)
 
 
 def _outside(rows: Tensor, shares: Tensor) -> Tensor:

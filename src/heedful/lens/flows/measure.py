@@ -186,12 +186,19 @@ def _of_model(
         if kinds.valid is None and kinds.ids is not None and kinds.rest is None and "input" in sides
         else None
     )
-    meter = Meter(kinds, settings, model, marks, valid if valid is not None else own)
-    with undisturbed(model), watch(model, meter.tell, meter.copy):
-        output = model(*args, **named)
-        if kinds.is_joint and kinds.ids is None:
-            kinds = _given(kinds_said(output), kinds.names, None)
-        meter.finish(kinds)
+    real = valid if valid is not None else own
+
+    def run(later: bool) -> Meter | None:
+        meter = Meter(kinds, settings, model, marks, real)
+        with undisturbed(model), watch(model, meter.tell, meter.copy, later=later) as watched:
+            output = model(*args, **named)
+            said = kinds.is_joint and kinds.ids is None
+            meter.finish(_given(kinds_said(output), kinds.names, None) if said else kinds)
+        return meter if watched.agrees else None
+
+    # Calls are looked at one by one, which waits for the device, only where one of them was not what it seemed.
+    meter = run(later=True) or run(later=False)
+    assert meter is not None
     return _result(meter, type(model).__name__)
 
 

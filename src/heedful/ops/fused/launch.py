@@ -139,7 +139,8 @@ def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted:
     if known is not None:
         tensors = known.run(given, problem.query.device)
         first = prepared.SLOTS
-        return Gradients(*tensors[first : first + 3], *(tensors[first + 3],) * 5)
+        dq, dk, dv, unwanted = tensors[first : first + 4]
+        return Gradients(dq, dk, dv, unwanted, unwanted, unwanted, unwanted, unwanted)
     recorder = Recorder(given)
     found = _backward_anew(problem, out, stat, above, wanted, recorder)
     if form is not None:
