@@ -56,11 +56,12 @@ class Setting:
     width: int = 768
     vocabulary: int = 50_304
     repeats: int = 11
+    seconds: float = 600.0  # in which compiled steps are begun
     compiled: tuple[str, ...] = (TORCH, "Softmax", "Sigmoid", "ReluSquared", "Gaussian")
     device: str = "cuda"
 
 
-QUICK = Setting(64, 2, (32,), (32,), 1, 32, 64, 3, (), "cpu")
+QUICK = Setting(64, 2, (32,), (32,), 1, 32, 64, 3, 60.0, (), "cpu")
 
 
 def attention(name: str, is_causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -86,7 +87,7 @@ def check(setting: Setting) -> dict[str, float]:
                 kernel = KERNELS[name]
                 truth = _all(lambda *x, c=causal, k=kernel: attend(*x, is_causal=c, kernel=k, impl="reference"), wanted)
                 for a, b in zip(ours, truth, strict=True):
-                    error = float((a.double() - b).norm() / b.norm())
+                    error = float((a.detach().double() - b.detach()).norm() / b.detach().norm())
                     errors[name] = max(errors.get(name, 0.0), error)
         if not errors[name] < CLOSE:
             raise WrongResult(f"{name} has relative error {errors[name]:.2e}, allowed {CLOSE:.0e}")
@@ -216,34 +217,33 @@ def stepping(setting: Setting, length: int, name: str, mode: str | None) -> Call
 
 
 def steps(setting: Setting) -> list[dict[str, Any]]:
-    rows = []
+    """Eager steps first; compiled ones are begun while there is time, and who has none says so."""
+    rows: list[dict[str, Any]] = []
     contestants = (TORCH, *KERNELS) if setting.device == "cuda" else (TORCH, "Sigmoid")
-    for length in setting.steps:
+    until = time.monotonic() + setting.seconds
+    graphs = ("Sigmoid",) if setting.compiled else ()
+    ways = [("eager", length, contestants, None) for length in setting.steps]
+    ways += [("compiled", length, setting.compiled, "default") for length in setting.steps]
+    ways += [("reduce-overhead", setting.steps[0], graphs, "reduce-overhead")]
+    for way, length, names, mode in ways:
         tokens = max(1, setting.tokens // length) * length
-        for way, names, mode in (
-            ("eager", contestants, None),
-            ("compiled", setting.compiled, "default"),
-            ("reduce-overhead", ("Sigmoid",) if setting.compiled and length == setting.steps[0] else (), "reduce-overhead"),
-        ):  # fmt: skip
-            runs = {}
-            for name in names:
-                torch._dynamo.reset() if mode else None
-                runs[name] = stepping(setting, length, name, mode)
-                for _ in range(3):
-                    runs[name]()
-                synchronize(setting.device)
-            times = interleaved(runs, setting.repeats, setting.device) if runs else {}
-            rows += [
-                {
-                    "contestant": name,
-                    "way": way,
-                    "length": length,
-                    "milliseconds": asdict(time),
-                    "tokens/s": round(1e3 * tokens / time.median),
-                }
-                for name, time in times.items()
-            ]
-            del runs
+        runs = {}
+        for name in names:
+            if mode and time.monotonic() > until:
+                rows.append({"contestant": name, "way": way, "length": length, "skipped": "no time was left"})
+                continue
+            if mode:
+                torch._dynamo.reset()
+            runs[name] = stepping(setting, length, name, mode)
+            for _ in range(3):
+                runs[name]()
+            synchronize(setting.device)
+        for name, found in (interleaved(runs, setting.repeats, setting.device) if runs else {}).items():
+            rate = round(1e3 * tokens / found.median)
+            rows.append(
+                {"contestant": name, "way": way, "length": length, "milliseconds": asdict(found), "tokens/s": rate}
+            )
+            print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
 
@@ -258,7 +258,8 @@ def bars(found: dict[str, Any]) -> list[Bar]:
         if name == "Softmax" and not causal:
             over = row["without"] - by[TORCH, causal]["without"]
             judged.append(Bar(where, "us of host over torch's", OVER_TORCH, at_least=False, value=round(over, 1)))
-    rates = {(row["way"], row["length"], row["contestant"]): row["tokens/s"] for row in found["step"]}
+    timed = [row for row in found["step"] if "tokens/s" in row]
+    rates = {(row["way"], row["length"], row["contestant"]): row["tokens/s"] for row in timed}
     for (way, length, name), rate in rates.items():
         bound = EAGER if way == "eager" else COMPILED.get(name)
         if name == TORCH or bound is None or (way, length, TORCH) not in rates:
@@ -274,11 +275,12 @@ def main(given: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes that try the driver and judge nothing")
     parser.add_argument("--eager", action="store_true", help="without compiled steps, which take minutes to compile")
+    parser.add_argument("--seconds", type=float, default=Setting.seconds, help="begin no compiled step after so many")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the raw figures go")
     asked = parser.parse_args(given)
     if not asked.quick and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; --quick tries the driver on a CPU")
-    setting = QUICK if asked.quick else Setting(compiled=()) if asked.eager else Setting()
+    setting = QUICK if asked.quick else Setting(seconds=asked.seconds, **({"compiled": ()} if asked.eager else {}))
     prepare(setting.device)
     parts = {"errors": check, "host": host, "short": short, "step": steps}
     found: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, partial, wraps
-from operator import attrgetter, is_
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -284,8 +284,8 @@ def _install() -> None:
 
 # Modules that were looked through: the names that each has, how many these were, and under which of them the functions were.
 _looked: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {}
-# All modules as they were the last time: their names, and how many each had.
-_last: tuple[list[dict[str, Any]], list[int]] = ([], [])
+# All modules as they were the last time: which they were, their names, and how many each had.
+_last: tuple[list[int], list[dict[str, Any]], list[int]] = ([], [], [])
 # Where names come and go; both are the same module.
 _MAIN = ("__main__", "__mp_main__")
 
@@ -299,12 +299,19 @@ def _swap(swaps: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> Non
     sought = [function for pair in swaps for function in pair]
     for place in _MAIN:
         _looked.pop(place, None)
-    main = vars(sys.modules["__main__"])
-    # No pairs of names and modules: thousands of small containers at once wake the garbage collector.
-    dicts = [module.__dict__ for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    now = (dicts, [0 if names is main else len(names) for names in dicts])
-    same = now[1] == _last[1] and all(map(is_, now[0], _last[0]))
-    _last = now
+    # By whole lists of numbers: thousands of small containers at once would wake the garbage collector.
+    which = list(map(id, sys.modules.values()))
+    dicts = (
+        _last[1]
+        if which == _last[0]
+        else [m.__dict__ if isinstance(m, ModuleType) else {} for m in list(sys.modules.values())]
+    )
+    counts = list(map(len, dicts))
+    for place in _MAIN:
+        if place in sys.modules:
+            counts[which.index(id(sys.modules[place]))] = 0
+    same = which == _last[0] and counts == _last[2]
+    _last = (which, dicts, counts)
     places = [*_MAIN, *(place for place, known in _looked.items() if known[2])] if same else list(sys.modules)
     for place in places:
         module = sys.modules.get(place)
