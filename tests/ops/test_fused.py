@@ -404,3 +404,24 @@ def test_a_formula_of_its_own_inherits_no_form():
     assert Renamed().fused_form is None
     assert not Renamed().is_plain_softmax
     assert Renamed().folds
+
+
+def test_gradients_that_nobody_wants_are_tensors_of_their_own(monkeypatch):
+    """A kept launch has one tensor for all of them; torch takes no operator that returns one twice."""
+    from heedful.ops.fused import launch, operators
+
+    x = [torch.randn(1, 2, 7, 8) for _ in range(4)]
+    settled = (*(None,) * 9, [1, 1], None, None, "relu", 1, 0, False)
+    out, stat = operators.fused_attention(*x[:3], torch.ones(2), *settled)
+    plain = launch.backward
+
+    def aliased(*given):
+        found = plain(*given)
+        return found._replace(**dict.fromkeys(("alpha", "beta", "left", "right", "bias"), found.alpha))
+
+    monkeypatch.setattr(launch, "backward", aliased)
+    tensors, numbers = settled[:9], settled[9:]
+    gradients = operators.fused_attention_backward(
+        *x[:3], torch.ones(2), *tensors, out, stat, x[3], *numbers, [False] * 5
+    )
+    assert len({id(one) for one in gradients}) == 8

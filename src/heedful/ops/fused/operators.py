@@ -87,7 +87,10 @@ def fused_attention_backward(
         query, key, value, alpha, beta, left, right, bias, lengths, query_ids, key_ids, keep, blocks,
         block_size, low, high, activation, degree, division, distance,
     )  # fmt: skip
-    return tuple(launch.backward(problem, out, stat, above, wanted))  # type: ignore[return-value]
+    gradients = launch.backward(problem, out, stat, above, wanted)
+    # What nobody wants may be one tensor several times, which torch takes from no operator.
+    others = (x if want else x.new_empty(0) for x, want in zip(gradients[3:], wanted, strict=True))
+    return (*gradients[:3], *others)  # type: ignore[return-value]
 
 
 @fused_attention_backward.register_fake
