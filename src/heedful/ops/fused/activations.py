@@ -1,7 +1,7 @@
 """The table of elementwise functions: what turns a score into a coefficient, its slope, and torch's word for both.
 
-A new function is one line in `coefficient`, one in `slope` and one in `REFERENCES`. Scores of functions in `BASE_2` come
-multiplied by log2(e), since the hardware's exponential is a power of two.
+A new function is one line in `coefficient`, one in `slope` and one in `REFERENCES`. Scores come multiplied by the function's unit:
+log2(e) where it is made of powers of two, which the hardware computes, one half for the logistic function by a hyperbolic tangent.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ import torch
 import triton
 import triton.language as tl
 
-BASE_2 = ("exp", "sigmoid")
-"""Functions that are made of powers of two in the end: their scores come times log2(e)."""
-
 Pointwise = Callable[[torch.Tensor, int], torch.Tensor]
 
 REFERENCES: dict[str, Pointwise] = {
     "exp": lambda score, degree: score.exp(),
     "sigmoid": lambda score, degree: score.sigmoid(),
+    "tanh": lambda score, degree: score.sigmoid(),
     "relu": lambda score, degree: score.relu(),
     "relu_squared": lambda score, degree: score.relu().square(),
     "power": lambda score, degree: score**degree,
 }
 """The same functions in torch, of a score in natural units; their slopes are what autograd makes of them."""
 
-LOG2_E = {name: 1.4426950408889634 if name in BASE_2 else 1.0 for name in REFERENCES}
+LOG2_E = 1.4426950408889634
+UNITS = dict.fromkeys(REFERENCES, 1.0) | {"exp": LOG2_E, "sigmoid": LOG2_E, "tanh": 0.5}
 
 
 @triton.jit
@@ -36,6 +35,8 @@ def coefficient(t, ACT: tl.constexpr, DEGREE: tl.constexpr, FAST_MATH: tl.conste
         return tl.exp2(t)
     elif ACT == "sigmoid":
         return _quick_sigmoid(t) if FAST_MATH else 1.0 / (1.0 + tl.exp2(-t))
+    elif ACT == "tanh":
+        return 0.5 * _quick_tanh(t) + 0.5 if FAST_MATH else 1.0 / (1.0 + tl.exp(-2.0 * t))
     elif ACT == "relu":
         return tl.maximum(t, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACT == "relu_squared":
@@ -49,7 +50,7 @@ def slope(t, p, ACT: tl.constexpr, DEGREE: tl.constexpr):
     """The derivative of the coefficient p by its score (in natural units)."""
     if ACT == "exp":
         return p
-    elif ACT == "sigmoid":
+    elif ACT == "sigmoid" or ACT == "tanh":
         return p - p * p
     elif ACT == "relu":
         return tl.where(t > 0, 1.0, 0.0)
@@ -65,6 +66,12 @@ def _power(t, DEGREE: tl.constexpr):
     for _ in tl.static_range(DEGREE - 1):
         p *= t
     return p
+
+
+@triton.jit
+def _quick_tanh(t):
+    """To about 2^-11 of itself, and to 2^-20 where it is near one."""
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -15,8 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from heedful.ops.fused import _backward, _blocks, _forward, prepared
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
-from heedful.ops.fused._device import Setting, fitting, interpreting, power_of_2, settings, unit_stride
-from heedful.ops.fused.activations import LOG2_E
+from heedful.ops.fused._device import Setting, approximate, fitting, interpreting, power_of_2, settings, unit_stride
+from heedful.ops.fused.activations import UNITS
 from heedful.ops.fused.prepared import Recorder
 
 INTERPRETED = interpreting()
@@ -73,24 +73,25 @@ def _fitting(kind: str, problem: Problem, go: Callable[[Setting], None]) -> None
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output, and what backward needs of every row's divisor (empty where rows are not divided)."""
-    given = problem[:5]
-    form = _form("forward", problem, given)
+    form = form_of("forward", problem, problem[:5])
     known = prepared.KNOWN.get(form)
     if known is not None:
-        tensors = known.run(given, problem.query.device)
-        return tensors[prepared.SLOTS], tensors[prepared.SLOTS + 1]
-    recorder = Recorder(given)
+        out, stat = known.run(problem[:5], problem.query.device)
+        return out, stat
+    recorder = Recorder(problem[:5])
     found = _forward_anew(problem, recorder)
     if form is not None:
         prepared.keep(form, recorder)
     return found
 
 
-def _form(kind: str, problem: Problem, tensors: Sequence[Tensor | None]) -> Hashable | None:
+def form_of(kind: str, problem: Problem, tensors: Sequence[Tensor | None]) -> Hashable | None:
     """The form of a problem whose launches may be kept: no mask but bounds of j - i, nothing added to scores."""
     if INTERPRETED or problem.query.device.type != "cuda" or any(x is not None for x in problem[5:13]):
         return None
-    return prepared.form(tensors, kind, *problem[14:], torch.get_float32_matmul_precision())
+    if prepared.is_watched():
+        return None
+    return prepared.form(tensors, kind, *problem[14:], torch.get_float32_matmul_precision(), approximate.allowed)
 
 
 def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]:
@@ -110,11 +111,7 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
             spec, (problem.query, spec.BM, spec.D), (problem.key, spec.BN, spec.D), (problem.value, spec.BN, spec.E)
         )
         grid = (_parts(Q, spec.BM) * B * H,)
-        passes = _passes(spec, late)
-        marked = passes[0].PASS and problem.division != 1
-        done = recorder.made(torch.empty(grid, dtype=torch.int32, device=device)) if marked else None
-        for one in passes:
-            recorder.launch(_forward.forward, grid, *tiles, out, stat, done, terms, constants(one), **chosen.options)
+        recorder.launch(_forward.forward, grid, *tiles, out, stat, terms, *_forms(spec, late), **chosen.options)
 
     _fitting("forward", problem, go)
     return out, stat
@@ -134,12 +131,11 @@ class Gradients(NamedTuple):
 def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool]) -> Gradients:
     """Gradients of everything; those of alpha, beta, left, right and bias are empty where they are not wanted."""
     given = *problem[:5], out, stat, above
-    form = None if any(wanted) else _form("backward", problem, given)
+    form = None if any(wanted) else form_of("backward", problem, given)
     known = prepared.KNOWN.get(form)
     if known is not None:
-        tensors = known.run(given, problem.query.device)
-        first = prepared.SLOTS
-        dq, dk, dv, unwanted = tensors[first : first + 4]
+        dq, dk, dv = known.run(given, problem.query.device)
+        unwanted = stat.new_empty(0)
         return Gradients(dq, dk, dv, unwanted, unwanted, unwanted, unwanted, unwanted)
     recorder = Recorder(given)
     found = _backward_anew(problem, out, stat, above, wanted, recorder)
@@ -162,14 +158,16 @@ def _backward_anew(
         return torch.empty(shape if needs else (0,), dtype=torch.float32, device=device)
 
     dq, dk, dv = (recorder.made(torch.empty(x.shape, dtype=x.dtype, device=device)) for x in (query, key, value))
-    dalpha, dbeta = recorder.made(room(needs[0], B, H, Q)), room(needs[1], B, H, Q)
+    dalpha, dbeta = room(needs[0], B, H, Q), room(needs[1], B, H, Q)
     dleft, dright, dbias = room(needs[2], B, H, Q, rank), room(needs[3], B, H, K, rank), room(needs[4], B, H, K)
-    delta = row_dot(above, out, recorder=recorder) if problem.division == 1 else None
+    delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
     shares = problem.activation == "exp" and problem.division == 1  # coefficients are not above one
     bounded = shares or (problem.distance and problem.bias is None and problem.left is None)
     # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
     feels = problem.distance and (needs[0] or not shares)
-    halves = _half(query, recorder) if feels else None, _half(key, recorder) if problem.distance else None
+    half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
+    halves = half, _half(key, recorder) if problem.distance else None
+    out = out.contiguous()
 
     def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
         first = (query, spec.BM, spec.D), (key, spec.BN, spec.D), (value, spec.BN, spec.E), (above, spec.BM, spec.E)
@@ -181,21 +179,20 @@ def _backward_anew(
         recorder.back_to(before)
         terms, spec = _prepare(problem, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
-        for one in _passes(spec, bounded):
-            recorder.launch(
-                _backward.backward_rows, (_parts(Q, spec.BM) * B * H,),
-                *inputs, dq, stat, delta, dalpha, dbeta, dleft, terms, constants(one), **chosen.options,
-            )  # fmt: skip
+        recorder.launch(
+            _backward.backward_rows, (_parts(Q, spec.BM) * B * H,),
+            *inputs, out, dq, stat, delta, dalpha, dbeta, dleft, terms, *_forms(spec, bounded), **chosen.options,
+        )  # fmt: skip
 
     def columns(chosen: Setting) -> None:
         recorder.back_to(between)
         terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
-        for one in _passes(spec, bounded and H == G and (problem.distance or spec.BIAS == 1)):
-            recorder.launch(
-                _backward.backward_columns, (_parts(K, spec.BN) * B * G,),
-                *inputs, dk, dv, stat, delta, dright, dbias, terms, constants(one), **chosen.options,
-            )  # fmt: skip
+        late = bounded and H == G and (problem.distance or spec.BIAS == 1)
+        recorder.launch(
+            _backward.backward_columns, (_parts(K, spec.BN) * B * G,),
+            *inputs, dk, dv, stat, delta, dright, dbias, terms, *_forms(spec, late), **chosen.options,
+        )  # fmt: skip
 
     _fitting("rows", problem, rows)
     between = recorder.mark()
@@ -217,7 +214,7 @@ def row_dot(x: Tensor, y: Tensor, factor: float = 1.0, recorder: Recorder | None
     B, H, n, D = x.shape
     x, y = unit_stride(x), unit_stride(y)
     recorder = recorder or Recorder()
-    out = recorder.made(torch.empty(B, H, n, dtype=torch.float32, device=x.device))
+    out = recorder.made(torch.empty(B, H, n, dtype=torch.float32, device=x.device), is_scratch=True)
     rows, size = 16 if INTERPRETED else 64, power_of_2(D)
     grid = (_parts(n, rows) * B * H,)
     recorder.launch(
@@ -270,18 +267,18 @@ def _prepare(
     # Of 16-bit numbers bfloat16 alone has the range of a coefficient that is not divided, and of its gradient.
     bounded = problem.activation == "exp" and problem.division == 1
     kind = torch.bfloat16 if query.dtype == torch.float16 and not bounded else query.dtype
-    even = Q % chosen.rows == 0 and K % chosen.cols == 0
+    level, even = Q % chosen.rows == 0, K % chosen.cols == 0
     whole = all(x is None or x.is_contiguous() for x in (query, problem.key, value, above))
     rank = 0 if left is None else left.shape[-1]
     column = problem.bias is not None and problem.bias.shape[-2] == 1
     spec = Spec(
         D=power_of_2(query.shape[-1]), E=power_of_2(value.shape[-1]), HEAD=query.shape[-1], WIDTH=value.shape[-1],
         BM=chosen.rows, BN=chosen.cols, STAGES=chosen.stages, ACT=problem.activation, DEGREE=problem.degree,
-        DIVISION=problem.division, UNIT=LOG2_E[problem.activation], DISTANCE=problem.distance, BETA=problem.beta is not None,
+        DIVISION=problem.division, UNIT=UNITS[problem.activation], DISTANCE=problem.distance, BETA=problem.beta is not None,
         RANK=rank, R=power_of_2(rank), BIAS=0 if problem.bias is None else 1 if column else 2,
         LENGTHS=problem.lengths is not None, LOW=problem.low is not None, HIGH=problem.high is not None,
         IDS=problem.query_ids is not None, KEEP=problem.keep is not None, BLOCKS=blocks is not None, LIST=problem.listed,
-        CLEAN=problem.masked, EVEN=K % chosen.cols == 0, FLAT=even and whole, QUICK=narrow and not INTERPRETED,
+        CLEAN=problem.masked, EVEN=even, LEVEL=level, FLAT=level and even and whole, QUICK=narrow and not INTERPRETED,
         DOTS=(narrow or INTERPRETED) and divided and (problem.activation != "exp" or late),
         PRECISION=_precision(query.dtype), P=TYPES[kind],
         TOGETHER=8 if problem.high is not None else 1, ALONE=H == G, GRADIENTS=wanted,
@@ -289,13 +286,16 @@ def _prepare(
     return terms, spec
 
 
-def _passes(spec: Spec, twice: bool) -> list[Spec]:
-    """One launch, or one for the usual range and one that returns at once except where a block is outside it."""
-    in_range = spec.P != tl.float16  # which has not the range of a term left out
-    if not (twice and in_range):
-        return [spec]
-    # The other pass keeps a running maximum: its largest coefficient is one, which no rounding changes.
-    return [replace(spec, PASS=1), replace(spec, PASS=2, DOTS=False)]
+def _forms(spec: Spec, late: bool) -> tuple[Constants, Constants]:
+    """What a kernel computes first, and what it falls back to in blocks that this does not serve; often one and the same."""
+    if late and spec.P != tl.float16:  # which has not the range of a term left out
+        # The other form keeps a running maximum: its largest coefficient is one, which no rounding changes.
+        return constants(replace(spec, SHORT=True)), constants(replace(spec, DOTS=False))
+    # Rows whose coefficients can be counted by their number alone; a head of keys that several share is safe.
+    counted = not (spec.LENGTHS or spec.LOW or spec.LIST or spec.BIAS or spec.RANK or spec.DIVISION) and spec.ALONE
+    if approximate.allowed and spec.ACT == "sigmoid" and counted and (spec.QUICK or INTERPRETED):
+        return constants(replace(spec, ACT="tanh", UNIT=UNITS["tanh"], SHORT=True)), constants(spec)
+    return constants(spec), constants(spec)
 
 
 @cache

@@ -1,62 +1,172 @@
 """Launches that were made before, made again with other tensors of the same form.
 
 Triton's launcher binds, specialises and looks up its arguments at every call, which takes longer than a short kernel. What was compiled
-for a form (shapes, strides, types, alignment) is kept here with the places of its tensors, and a later call fills these in.
+for a form (shapes, strides, types, alignment) is kept here with its arguments, of which only addresses differ: a later call writes
+these in and hands the rest over as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import inspect
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from heedful.ops.fused._blocks import Terms
 
 MOST = 4096
 ALIGNED = 16  # bytes: what a compiled kernel may count on
+ROOMS = 256  # bytes between two stretches of scratch memory
+MAPS = 64  # addresses whose descriptors are kept
+# Versions of Triton whose launcher in C is called without its wrapper in Python.
+KNOWN_LAUNCHERS = ("3.6.",)
 
-# What a place in the list of arguments holds.
-FIXED, TENSOR, TILE, TERMS = range(4)
-
-
-class Place(NamedTuple):
-    kind: int
-    slot: Any  # which tensor; of terms, the slots by their names
-    rest: Any = None  # what never changes
-
-
-class Launch(NamedTuple):
-    run: Any
-    places: tuple[Place, ...]
+Given = Sequence[Tensor | None]
 
 
 class Room(NamedTuple):
-    """A tensor that every call makes anew."""
+    """A tensor that every call makes anew; scratch memory is gone with the call."""
 
-    slot: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    is_scratch: bool
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class Address:
+    """Stands for a tensor where its address alone is asked for."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Tile(NamedTuple):
+    """The place of a descriptor of the copy engine among arguments, and that of its tensor; one descriptor for each address seen."""
+
+    at: int
+    slot: int
+    make: Callable[[int], Any]
+    known: dict[int, Any]
+
+    def of(self, address: int) -> Any:
+        found = self.known.get(address)
+        if found is None:
+            if len(self.known) >= MAPS:
+                self.known.clear()
+            found = self.known[address] = self.make(address)
+        return found
+
+
+class Launch:
+    """A compiled kernel and its arguments, into which addresses are written by the places of their tensors.
+
+    Where this version of Triton is known, its launcher in C is called and descriptors are encoded once; else Triton's own handle.
+    """
+
+    def __init__(self, compiled: Any, grid: tuple[int], args: Sequence[Any], slot: Callable[[Tensor], int]) -> None:
+        # Chips without a copy engine have no descriptors to encode.
+        encoded = list(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+        described = sum(hasattr(one, "block_shape") for one in args)
+        self.is_raw = triton.__version__.startswith(KNOWN_LAUNCHERS) and len(encoded) == described
+        self.run, self.args = _raw(compiled, grid) if self.is_raw else (compiled[(*grid, 1, 1)], [])
+        self.pointers: list[tuple[int, int]] = []
+        self.tiles: list[Tile] = []
+        self.terms: list[tuple[int, list[Any], list[tuple[int, int]]]] = []
+        for one in args:
+            at = len(self.args)
+            self.args.append(one)
+            if hasattr(one, "block_shape"):
+                make = _encoder(one, encoded[len(self.tiles)]) if self.is_raw else _describer(one)
+                self.tiles.append(Tile(at, slot(one.base), make, {}))
+                self.args += (*one.shape, *one.strides) if self.is_raw else ()
+            elif isinstance(one, Terms):
+                places = [(place, slot(x)) for place, x in enumerate(one) if isinstance(x, Tensor)]
+                self.terms.append((at, list(one), places))
+            elif isinstance(one, Tensor):
+                self.pointers += [(at, slot(one))] if one.numel() else []
+                self.args[at] = 0
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        args = self.args.copy()
+        for at, slot in self.pointers:
+            args[at] = addresses[slot]
+        for tile in self.tiles:
+            args[tile.at] = tile.of(addresses[tile.slot])
+        for at, values, places in self.terms:
+            values = values.copy()
+            for place, slot in places:
+                values[place] = addresses[slot]
+            args[at] = tuple(values)
+        if self.is_raw:
+            args[STREAM] = stream
+            self.run(*args)
+        else:
+            self.run(*args, stream=stream)
+
+
+STREAM = 3  # its place among the arguments of the launcher in C
+
+
+def _raw(compiled: Any, grid: tuple[int]) -> tuple[Callable[..., Any], list[Any]]:
+    """Triton's launcher in C, and its arguments before those of the kernel."""
+    launcher = compiled.run
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        raise TypeError("the kernel needs memory that its wrapper would give it")
+    run = launcher.launch
+    if inspect.isfunction(run):  # it encodes descriptors before it calls the one in C
+        run = inspect.getclosurevars(run).nonlocals["launcher"]
+    flags = launcher.launch_cooperative_grid, launcher.launch_pdl
+    return run, [*grid, 1, 1, 0, compiled.function, *flags, None, None, compiled.packed_metadata, None, None, None]
+
+
+def _encoder(descriptor: Any, meta: dict[str, Any]) -> Callable[[int], Any]:
+    """From an address to what the copy engine reads."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    if meta["fp4_padded"]:
+        raise TypeError("a descriptor of numbers of 4 bit")
+    fill = triton.runtime.driver.active.utils.fill_tma_descriptor
+    sizes = meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], meta["block_size"]
+    shape, strides, padding = list(descriptor.shape), list(descriptor.strides), int(descriptor.padding == "nan")
+    return lambda address: fill(address, *sizes, shape, strides, padding)
+
+
+def _describer(descriptor: Any) -> Callable[[int], Any]:
+    """From an address to a descriptor in Python."""
+    kind, rest = type(descriptor), {name: x for name, x in vars(descriptor).items() if name != "base"}
+
+    def make(address: int) -> Any:
+        found = object.__new__(kind)
+        found.__dict__.update(rest, base=Address(address))
+        return found
+
+    return make
 
 
 class Recorder:
     """Notes the launches of one call, which is given these tensors; what else they need is made by the call."""
 
-    def __init__(self, given: Sequence[Tensor | None] = ()) -> None:
+    def __init__(self, given: Given = ()) -> None:
         self.slots = {id(x): slot for slot, x in enumerate(given) if x is not None}
-        self.rooms: list[Room] = []
-        self.launches: list[Launch] = []
+        self.given, self.rooms, self.launches = len(given), list[Room](), list[Launch]()
+        self.device = next((x.device for x in given if x is not None), None)
         # One tensor in two places: another call may bring two.
         self.whole = len(self.slots) == sum(x is not None for x in given)
         self._held = [*given]  # so that no other tensor gets an id of these
 
-    def made(self, x: Tensor) -> Tensor:
+    def made(self, x: Tensor, *, is_scratch: bool = False) -> Tensor:
         """A tensor that this call has made, contiguous."""
-        slot = SLOTS + len(self.rooms)
-        self.rooms.append(Room(slot, tuple(x.shape), x.dtype))
-        self.slots[id(x)] = slot
+        self.slots[id(x)] = self.given + len(self.rooms)
+        self.rooms.append(Room(tuple(x.shape), x.dtype, is_scratch))
         self._held.append(x)
         return x
 
@@ -69,23 +179,19 @@ class Recorder:
 
     def launch(self, kernel: Any, grid: tuple[int], *args: Any, **options: Any) -> None:
         compiled = kernel[grid](*args, **options)
+        if not self.whole:
+            return
         try:
-            self.launches.append(Launch(compiled[(*grid, 1, 1)], tuple(self._place(one) for one in args)))
-        except (KeyError, TypeError, AttributeError):
-            self.whole = False  # the interpreter compiles nothing, or a tensor is of neither kind
-
-    def _place(self, one: Any) -> Place:
-        if isinstance(one, TensorDescriptor):
-            return Place(TILE, self.slots[id(one.base)], {name: x for name, x in vars(one).items() if name != "base"})
-        if isinstance(one, Terms):
-            found = {name: x for name, x in one._asdict().items() if isinstance(x, Tensor)}
-            return Place(TERMS, tuple((name, self.slots[id(x)]) for name, x in found.items()), one)
-        if isinstance(one, Tensor) and one.numel():
-            return Place(TENSOR, self.slots[id(one)])
-        return Place(FIXED, None, one)
+            self.launches.append(Launch(compiled, grid, args, lambda x: self.slots[id(x)]))
+        except (AttributeError, ImportError, KeyError, TypeError):
+            # The interpreter compiles nothing, another version launches in another way, or a tensor is of neither kind.
+            self.whole = False
 
 
-SLOTS = 8  # the most tensors that a call is given
+def is_watched() -> bool:
+    """Whether somebody asks Triton to be told of launches, as its profiler does: then its own launcher makes them."""
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
 class Prepared:
@@ -93,36 +199,42 @@ class Prepared:
 
     def __init__(self, recorder: Recorder) -> None:
         self.launches = recorder.launches
-        self.rooms = recorder.rooms
-        self.size = max([SLOTS, *(room.slot + 1 for room in self.rooms)])
+        self.scratch = 0
+        # Of each tensor that is made: its shape and type, or where it lies in scratch memory, or itself where it holds nothing.
+        self.rooms: list[tuple[tuple[int, ...] | None, torch.dtype | None, int, Tensor | None]] = []
+        for room in recorder.rooms:
+            if room.is_scratch:
+                self.rooms.append((None, None, self.scratch, None))
+                self.scratch += -(-room.bytes // ROOMS) * ROOMS
+            else:
+                with torch.inference_mode(False):
+                    nothing = None if room.bytes else torch.empty(room.shape, dtype=room.dtype, device=recorder.device)
+                self.rooms.append((room.shape, room.dtype, 0, nothing))
 
-    def run(self, given: Sequence[Tensor | None], device: torch.device) -> list[Any]:
-        """All tensors by their slots, those that were made among them."""
-        tensors = [*given, *(None,) * (self.size - len(given))]
-        for slot, shape, dtype in self.rooms:
-            tensors[slot] = torch.empty(shape, dtype=dtype, device=device)
+    is_watched = staticmethod(is_watched)
+
+    def run(self, given: Given, device: torch.device) -> list[Tensor]:
+        """The tensors that were made, but for scratch memory."""
+        made = []
+        addresses = [0 if x is None else x.data_ptr() for x in given]
+        memory = torch.empty(self.scratch, dtype=torch.uint8, device=device).data_ptr() if self.scratch else 0
+        for shape, dtype, offset, nothing in self.rooms:
+            if shape is None:
+                addresses.append(memory + offset)
+                continue
+            x = torch.empty(shape, dtype=dtype, device=device) if nothing is None else nothing
+            made.append(x)
+            addresses.append(x.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        for run, places in self.launches:
-            args = []
-            for kind, slot, rest in places:
-                if kind == TENSOR:
-                    args.append(tensors[slot])
-                elif kind == TILE:
-                    tile = object.__new__(TensorDescriptor)
-                    tile.__dict__.update(rest, base=tensors[slot])
-                    args.append(tile)
-                elif kind == TERMS:
-                    args.append(rest._replace(**{name: tensors[at] for name, at in slot}))
-                else:
-                    args.append(rest)
-            run(*args, stream=stream)
-        return tensors
+        for launch in self.launches:
+            launch(addresses, stream)
+        return made
 
 
 KNOWN: dict[Hashable, Prepared] = {}
 
 
-def form(tensors: Sequence[Tensor | None], *settings: Hashable) -> Hashable | None:
+def form(tensors: Given, *settings: Hashable) -> Hashable | None:
     """All that a launch depends on beside the numbers; None where it must be looked at anew."""
     found: list[Hashable] = [*settings]
     for x in tensors:
