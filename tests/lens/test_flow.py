@@ -615,7 +615,7 @@ def test_calls_taken_on_trust_are_looked_at_where_one_was_wrong(right, monkeypat
         looked.append(memory.doubts is None)
         if memory.doubts is None:
             return plain(memory, call)
-        memory.doubts.append(torch.tensor(right))
+        memory.doubts.append(calls.Compared(torch.ones(2, 3), torch.full((2, 3), 1.0 if right else 2.0), None, None))
         return True
 
     monkeypatch.setattr(calls.Memory, "trusts", trusts)
@@ -623,3 +623,60 @@ def test_calls_taken_on_trust_are_looked_at_where_one_was_wrong(right, monkeypat
     assert looked.count(False) > 0
     assert any(looked) != right
     assert found.per_layer == wanted.per_layer
+
+
+def test_calls_are_compared_together_where_they_have_one_form():
+    """Rows that see nothing and numbers that are not finite in the model do not count; one call that is off is found among others."""
+    from heedful.bridges.calls import Compared, agree
+
+    ours = torch.randn(2, 3, 3, 5, generator=torch.Generator().manual_seed(0))
+    theirs, sees = ours.clone(), torch.ones(2, 3, 3, 1, dtype=torch.bool)
+    sees[0, 1, 2], theirs[0, 1, 2], theirs[1, 2, 0, 3] = False, 7.0, torch.nan
+    right = [
+        Compared(ours, ours, None, None),
+        Compared(ours, theirs, sees, None),
+        Compared(ours[:1], ours[:1], None, None),
+    ]
+    assert agree(right)
+    assert agree([])
+    assert not agree([*right, Compared(ours, theirs, None, None)])
+    assert not agree([*right, Compared(ours, 1.1 * ours, None, None)])
+    assert not agree([*right, Compared(torch.full_like(ours, torch.nan), ours, None, None)])
+    # Large scores in 16 bit allow for more, each call by its own.
+    low, off = ours.bfloat16(), (1.3 * ours).bfloat16()
+    small, large = torch.tensor(1.0), torch.tensor(100.0)
+    assert agree([Compared(off, low, None, large), Compared(low, low, None, small)])
+    assert not agree([Compared(off, low, None, small), Compared(low, low, None, large)])
+
+
+@pytest.mark.parametrize("axes", [2, 4])
+def test_masks_of_few_axes_are_compared_with_those_of_other_layers(axes):
+    from heedful.bridges.calls import Memory, Watched, _compared, agree
+    from heedful.kernels import Softmax
+
+    query, key, value = torch.randn(3, 2, 3, 7, 5, generator=torch.Generator().manual_seed(0)).unbind()
+    mask = torch.ones(7, 7, dtype=torch.bool).tril(-1)[(None,) * (axes - 2)]
+    shown = nn.functional.scaled_dot_product_attention(query, key, value, mask)
+    call = Watched("", query, key, value, shown, Softmax(), mask)
+    compared = _compared(call)
+    assert compared.sees.flatten().tolist() == [False, True, True]
+    assert Memory().trusts(call)
+    assert agree([compared] * 5)
+    assert not agree([compared] * 5 + [compared._replace(ours=compared.ours.roll(1, 1))])
+
+
+@pytest.mark.parametrize("mode", ["fraction", "norm"])
+def test_layers_are_summed_up_together_or_one_by_one(mode, monkeypatch):
+    from heedful.lens.flows import _meter
+
+    model, inputs = seeing.made("llava", "sdpa")
+    together = flow(model, inputs, mode=mode)
+    monkeypatch.setattr(_meter, "HELD", 0)
+    apart = flow(model, inputs, mode=mode)
+    assert [one.layer for one in together.layers] == list(range(len(together.layers)))
+    assert len(together.layers) == len(apart.layers) > 1
+    for one, other in zip(together.layers, apart.layers, strict=True):
+        assert (one.layer, one.name) == (other.layer, other.name)
+        check_close(one.sums, other.sums, 1e-12)
+        check_close(one.uniform, other.uniform, 1e-12)
+        check_close(one.outside, other.outside, 1e-12)

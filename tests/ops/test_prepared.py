@@ -96,6 +96,21 @@ def test_the_launcher_in_c_is_given_what_its_wrapper_would_give(stream, monkeypa
     assert third[23] == Terms(1, 1, 2, 2, y.data_ptr(), hk=other.data_ptr())
 
 
+def test_scratch_memory_is_nobody_elses(stream, monkeypatch):
+    """It is held until all is launched: what is made meanwhile lies elsewhere."""
+    monkeypatch.setattr(triton, "__version__", "4.0.0")
+    kernel, x = Kernel(), torch.zeros(2, 4)
+    recorder = Recorder((x,))
+    scratch = [recorder.made(torch.empty(512), is_scratch=True) for _ in range(2)]
+    recorder.launch(kernel, (1,), *scratch, *(recorder.made(torch.empty(1024)) for _ in range(4)))
+    known = Prepared(recorder)
+    for _ in range(20):
+        known.run((x,), torch.device("cpu"))
+        first, second, *made = kernel.launches[-1][1]
+        assert second - first >= 4 * 512
+        assert all(at + 4096 <= first or at >= first + 4096 for at in made)
+
+
 def test_launches_that_a_profiler_watches_are_tritons_own(monkeypatch):
     assert not prepared.is_watched()
     monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)

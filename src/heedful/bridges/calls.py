@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,23 +43,32 @@ class Watched:
     kept: Any = None  # what whoever watches made of the call at once
 
 
+class Compared(NamedTuple):
+    """A few rows of a call in our form, and the same as the model computed them."""
+
+    ours: Tensor  # [B, H, rows, E]
+    theirs: Tensor
+    sees: Tensor | None  # which of them see anything, [B or 1, H or 1, rows or 1, 1]; None where all do
+    largest: Tensor | None  # the largest score there may be, where rounding it moves the output
+
+
 class Memory:
     """What was made of a tensor, while that tensor lives and is not written to.
 
-    `doubts`, where it is a list, takes whether calls agree with what the model computed, to be read at the end of a run: each answer that
-    is read at once would wait for the device.
+    `doubts`, where it is a list, takes what calls on a device give, to be compared at the end of a run: each answer that is read at once
+    would wait for the device.
     """
 
-    def __init__(self, doubts: list[Tensor] | None = None) -> None:
+    def __init__(self, doubts: list[Compared] | None = None) -> None:
         self._kept: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
         self.doubts = doubts
 
     def trusts(self, call: Watched) -> bool:
         """Whether a call gives what the model computed, or will be said to at the end."""
-        agreement = agrees(call)
-        if self.doubts is None or not isinstance(agreement, Tensor) or agreement.device.type == "cpu":
-            return bool(agreement)
-        self.doubts.append(agreement)
+        compared = _compared(call)
+        if compared is None or self.doubts is None or compared.theirs.device.type == "cpu":
+            return compared is None or agree([compared])
+        self.doubts.append(compared)
         return True
 
     def get(self, tensor: Tensor, make: Callable[[Tensor], Any]) -> Any:
@@ -75,12 +84,33 @@ class Memory:
             del self._kept[at]
 
 
-def agrees(call: Watched) -> Tensor | bool:
+def agrees(call: Watched) -> bool:
     """Whether a call told in our form gives what the model computed, on a few rows of queries that see anything."""
+    compared = _compared(call)
+    return compared is None or agree([compared])
+
+
+def agree(several: Sequence[Compared]) -> bool:
+    """Whether all rows are the same but for rounding; this waits for the device, once for all calls of one form."""
+    forms: dict[tuple[object, ...], list[Compared]] = {}
+    for one in several:
+        form = tuple(None if x is None else (x.shape, x.dtype, x.device) for x in one)
+        forms.setdefault(form, []).append(one)
+    for same in forms.values():
+        ours, theirs, sees, largest = (None if x[0] is None else torch.stack(x) for x in zip(*same, strict=True))
+        assert ours is not None
+        assert theirs is not None
+        if not close(ours, theirs, sees, rounding(theirs.dtype, largest)).all():
+            return False
+    return True
+
+
+def _compared(call: Watched) -> Compared | None:
     value, kernel = call.value, call.kernel
     if value is None or (call.weights is None and (kernel is None or kernel.of_pairs is not kernel)):
-        return True
+        return None
     rows = sorted({0, call.output.shape[2] // 2, call.output.shape[2] - 1})
+    sees: Tensor | None
     if call.weights is not None:
         weights = _rows(call.weights, rows)
         got = weights @ value.nan_to_num().repeat_interleave(weights.shape[1] // value.shape[1], dim=1).to(
@@ -91,20 +121,22 @@ def agrees(call: Watched) -> Tensor | bool:
         assert call.query is not None
         assert call.key is not None
         got, sees = _attended(call, call.query, call.key, value, rows)
-    return close(got, _rows(call.output, rows), sees, rounding(call))
+    return Compared(got, _rows(call.output, rows), sees, largest_score(call))
 
 
-def _attended(call: Watched, query: Tensor, key: Tensor, value: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
-    """What some rows give in our form, and which of them see anything."""
-    all_see = torch.ones((), dtype=torch.bool, device=value.device)
+def _attended(
+    call: Watched, query: Tensor, key: Tensor, value: Tensor, rows: list[int]
+) -> tuple[Tensor, Tensor | None]:
+    """What some rows give in our form, and which of them see anything; None where all do."""
     if call.mask is None and call.bias is None:
-        # Without a mask nothing must be looked through; of causal rows each sees its own beginning.
-        ends = [row + 1 if call.causal else None for row in rows]
+        if not call.causal:
+            return attend(_rows(query, rows), key, value, enable_gqa=True, kernel=call.kernel), None
+        # Without a mask nothing must be looked through: each row sees its own beginning.
         parts = [
-            attend(query[:, :, row : row + 1], key[:, :, :end], value[:, :, :end], enable_gqa=True, kernel=call.kernel)
-            for row, end in zip(rows, ends, strict=True)
+            attend(query[:, :, at:end], key[:, :, :end], value[:, :, :end], enable_gqa=True, kernel=call.kernel)
+            for at, end in ((row, row + 1) for row in rows)
         ]
-        return torch.cat(parts, 2), all_see
+        return torch.cat(parts, 2), None
     seen, bias = (x if x is None or x.shape[-2] == 1 else _rows(x, rows) for x in (call.mask, call.bias))
     if call.causal:
         at = torch.arange(value.shape[2], device=value.device)
@@ -113,7 +145,7 @@ def _attended(call: Watched, query: Tensor, key: Tensor, value: Tensor, rows: li
     got = attend(
         _rows(query, rows), key, value, masks.join_transformers(seen, bias), enable_gqa=True, kernel=call.kernel
     )
-    return got, all_see if seen is None else seen.any(-1, keepdim=True)
+    return got, None if seen is None else seen.any(-1, keepdim=True)[(None,) * (4 - seen.dim())]
 
 
 def _rows(x: Tensor, rows: list[int]) -> Tensor:
@@ -121,24 +153,27 @@ def _rows(x: Tensor, rows: list[int]) -> Tensor:
     return torch.cat([x[..., row : row + 1, :] for row in rows], -2)
 
 
-def close(ours: Tensor, theirs: Tensor, counts: Tensor, allowed: float | Tensor) -> Tensor:
-    """Whether two results are the same but for rounding, where they count and theirs is finite."""
-    counts = counts & theirs.isfinite()
+def close(ours: Tensor, theirs: Tensor, counts: Tensor | None, allowed: float | Tensor) -> Tensor:
+    """Whether two results are the same but for rounding, where they count and theirs is finite; for each of several, along the first axis."""
+    counts = theirs.isfinite() if counts is None else counts & theirs.isfinite()
     wanted = torch.where(counts, theirs, 0.0).float()
-    off = torch.where(counts, ours.float() - wanted, 0.0).norm()
-    return off <= allowed * wanted.norm() + 1e-6
+    off = torch.where(counts, ours.float() - wanted, 0.0)
+    return off.flatten(1).norm(dim=1) <= allowed * wanted.flatten(1).norm(dim=1) + 1e-6
 
 
-def rounding(call: Watched) -> float | Tensor:
-    """The share of an output that rounding may move; large scores that were rounded to 16 bit move it further. Not looked at here: that would wait for the device."""
-    dtype = call.output.dtype
+def rounding(dtype: torch.dtype, largest: Tensor | None) -> float | Tensor:
+    """The share of an output that rounding may move; large scores that were rounded to 16 bit move it further."""
     allowed = CLOSE.get(dtype, 1e-1)
-    if call.query is None or call.key is None or dtype.itemsize > 2 or call.key.shape[-2] == 0:
-        return allowed
+    return allowed if largest is None else (allowed + torch.finfo(dtype).eps * largest).clamp(max=0.5)
+
+
+def largest_score(call: Watched) -> Tensor | None:
+    """What no score exceeds, where scores may be rounded to 16 bit. Not looked at here: that would wait for the device."""
+    if call.query is None or call.key is None or call.output.dtype.itemsize > 2 or call.key.shape[-2] == 0:
+        return None
     # In float32 without a copy in it: a long sequence has little room.
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in (call.query, call.key)]
-    largest = longest[0] * longest[1] / call.query.shape[-1] ** 0.5
-    return (allowed + torch.finfo(dtype).eps * largest).clamp(max=0.5)
+    return longest[0] * longest[1] / call.query.shape[-1] ** 0.5
 
 
 def of_request(request: Request, output: Tensor) -> Watched:

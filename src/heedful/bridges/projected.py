@@ -6,7 +6,7 @@ make the same call in our form; it counts only where it gives the module's own o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,21 +29,22 @@ class Mapped(NamedTuple):
     gave: Tensor
 
 
-def maps_of(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, int]]:
+def maps_of(modules: Iterable[nn.Module]) -> dict[nn.Module, tuple[nn.Module, int]]:
     """Every linear map of queries (0), keys (1), values (2) or outputs (3), with the attention module it is part of.
 
     >>> from transformers import ViltConfig, ViltModel
     >>> sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
-    >>> len(maps_of(ViltModel(ViltConfig(**sizes, image_size=8, patch_size=4))))
+    >>> len(maps_of(ViltModel(ViltConfig(**sizes, image_size=8, patch_size=4)).modules()))
     6
     """
     found: dict[nn.Module, tuple[nn.Module, int]] = {}
-    for module in model.modules():
-        children = dict(module.named_children())
-        names = next((names for names in QUERIES_KEYS_VALUES if set(names) <= set(children)), None)
-        if names and all(isinstance(children[name], nn.Linear) for name in names):
-            found |= {children[name]: (module, at) for at, name in enumerate(names)}
-            found |= {part: (module, 3) for name in OUTWARD if isinstance(part := children.get(name), nn.Linear)}
+    for module in modules:
+        if len(module._modules) < 3:
+            continue
+        children = {name: part for name, part in module._modules.items() if isinstance(part, nn.Linear)}
+        names = next((names for names in QUERIES_KEYS_VALUES if set(names) <= set(children)), ())
+        found |= {children[name]: (module, at) for at, name in enumerate(names)}
+        found |= {children[name]: (module, 3) for name in OUTWARD if names and name in children}
     return found
 
 

@@ -25,7 +25,18 @@ from torch.nn.attention.bias import CausalBias
 
 from heedful import _attend
 from heedful._errors import Unsupported
-from heedful.bridges.calls import Memory, Watched, close, of_interface, of_request, of_sdpa, rounding
+from heedful.bridges.calls import (
+    Compared,
+    Memory,
+    Watched,
+    agree,
+    close,
+    largest_score,
+    of_interface,
+    of_request,
+    of_sdpa,
+    rounding,
+)
 from heedful.bridges.projected import Mapped, call_of, maps_of
 from heedful.nn import Attention, PairAttention
 from heedful.ops import Request
@@ -50,16 +61,16 @@ class _Frame:
 
 @dataclass
 class Run:
-    """The modules that ran, those whose attention was seen but cannot be told, by name, and whether calls that were not looked at agree."""
+    """The modules that ran, those whose attention was seen but cannot be told, by name, and what calls that were not looked at gave."""
 
     executed: set[str] = field(default_factory=set)
     missed: set[str] = field(default_factory=set)
-    doubts: list[Tensor] = field(default_factory=list)
+    doubts: list[Compared] = field(default_factory=list)
 
     @property
     def agrees(self) -> bool:
         """Whether every call was what it was taken for; this waits for the device."""
-        return not self.doubts or bool(torch.stack(self.doubts).all())
+        return agree(self.doubts)
 
 
 class _Watch:
@@ -69,7 +80,7 @@ class _Watch:
         self, model: nn.Module, tell: Callable[[Watched], None], copy: Callable[[Watched], Any], later: bool
     ) -> None:
         self.names = {module: name for name, module in model.named_modules()}
-        self.maps = maps_of(model)
+        self.maps = maps_of(self.names)
         self.tell, self.copy = tell, copy
         self.frames: list[_Frame] = []
         self.silent = 0
@@ -91,7 +102,7 @@ class _Watch:
             self.frames.append(_Frame(module, []))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.silent or all(frame.module is not module for frame in self.frames):
+        if self.silent or all(frame.module is not module for frame in reversed(self.frames)):
             return
         # Those above it ended by an exception that the model caught itself.
         while (frame := self.frames.pop()).module is not module:
@@ -110,7 +121,7 @@ class _Watch:
             with self.silence():
                 call = call_of(module, frame.maps, _arguments(module, args, kwargs), output)
             frame.calls += [] if call is None else [replace(call, name=self.names[module])]
-        self.called.discard(getattr(module, "self_attn", module))
+        self.called.discard(module._modules.get("self_attn", module))
         self.run.executed.add(self.names[module])
         if not frame.calls:
             return
@@ -238,16 +249,14 @@ def watch(
     (torch.Size([1, 2, 5, 4]), Softmax())
     """
     global _watching
-    if any(
-        isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
-        for module in model.modules()
-    ):
+    watching = _Watch(model, tell, copy, later)
+    compiled = torch._dynamo.OptimizedModule
+    if any(isinstance(module, compiled) or module._compiled_call_impl is not None for module in watching.names):
         raise Unsupported(
             "a compiled model runs code that cannot be watched; give the model as it was before torch.compile"
         )
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if any(one is not None and one.is_meta for module in watching.names for one in module._parameters.values()):
         raise Unsupported("the model lies on the meta device and has no numbers; load it first")
-    watching = _Watch(model, tell, copy, later)
     with _lock:
         if not _watching:
             _install()
@@ -284,8 +293,8 @@ def _install() -> None:
 
 # Modules that were looked through: the names that each has, how many these were, and under which of them the functions were.
 _looked: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {}
-# All modules as they were the last time: which they were, their names, and how many each had.
-_last: tuple[list[int], list[dict[str, Any]], list[int]] = ([], [], [])
+# All modules as they were the last time, the names of those outside of torch, how many these were, and where the functions were.
+_last: tuple[list[Any], list[dict[str, Any]], list[int], list[str]] = ([], [], [], [])
 # Where names come and go; both are the same module.
 _MAIN = ("__main__", "__mp_main__")
 
@@ -299,34 +308,33 @@ def _swap(swaps: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> Non
     sought = [function for pair in swaps for function in pair]
     for place in _MAIN:
         _looked.pop(place, None)
-    # By whole lists of numbers: thousands of small containers at once would wake the garbage collector.
-    which = list(map(id, sys.modules.values()))
-    dicts = (
-        _last[1]
-        if which == _last[0]
-        else [m.__dict__ if isinstance(m, ModuleType) else {} for m in list(sys.modules.values())]
-    )
+    # By whole lists: thousands of small containers at once would wake the garbage collector.
+    modules = list(sys.modules.values())
+    same = modules == _last[0]
+    dicts = _last[1] if same else [vars(m) for place, m in list(sys.modules.items()) if _is_outside(place, m)]
     counts = list(map(len, dicts))
-    for place in _MAIN:
-        if place in sys.modules:
-            counts[which.index(id(sys.modules[place]))] = 0
-    same = which == _last[0] and counts == _last[2]
-    _last = (which, dicts, counts)
-    places = [*_MAIN, *(place for place, known in _looked.items() if known[2])] if same else list(sys.modules)
-    for place in places:
+    same = same and counts == _last[2]
+    for place in [*_MAIN, *_last[3]] if same else list(sys.modules):
         module = sys.modules.get(place)
         if not isinstance(module, ModuleType):
             continue
         names = module.__dict__
         known = _looked.get(place)
         if known is None or known[0] is not names or known[1] != len(names):
-            ours = place != "torch.nn.functional" and place.startswith(("torch.", *KNOWN_CALLERS))
-            under = () if ours else tuple(n for n, value in list(names.items()) if any(value is f for f in sought))
+            within = place not in _MAIN and not _is_outside(place, module)
+            under = () if within else tuple(n for n, value in list(names.items()) if any(value is f for f in sought))
             known = _looked[place] = (names, len(names), under)
         for name in known[2]:
             for old, new in swaps:
                 if names.get(name) is old:
                     setattr(module, name, new)
+    places = _last[3] if same else [place for place, known in _looked.items() if known[2] and place not in _MAIN]
+    _last = (modules, dicts, counts, places)
+
+
+def _is_outside(place: str, module: Any) -> bool:
+    within = place != "torch.nn.functional" and place.startswith(("torch.", *KNOWN_CALLERS))
+    return isinstance(module, ModuleType) and place not in _MAIN and not within
 
 
 def _install_transformers() -> None:
@@ -453,7 +461,8 @@ def _same_output(call: Watched, ours: Tensor, theirs: Tensor, batched: bool, bat
         shown = call.mask[(None,) * (4 - call.mask.dim())].any(dim=-1).all(dim=1)
         sees = sees & shown
     counts = sees if batched and batch_first else sees[0] if not batched else sees.mT
-    return bool(close(ours, theirs, counts[..., None], rounding(call)))
+    allowed = rounding(call.output.dtype, largest_score(call))
+    return bool(close(ours[None], theirs[None], counts[None, ..., None], allowed))
 
 
 @cache

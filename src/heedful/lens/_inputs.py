@@ -22,9 +22,9 @@ PADDING = {
 
 
 def read_inputs(
-    model: nn.Module, inputs: Any, tokenizer: Any
+    model: nn.Module, inputs: Any, tokenizer: Any, *, strings: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tokens]]:
-    """Positional arguments, named arguments, and the tokens of each side that has any."""
+    """Positional arguments, named arguments, and the tokens of each side that has any; their strings, which take long, only where they are wanted."""
     if isinstance(inputs, str) or (isinstance(inputs, list) and inputs and all(isinstance(x, str) for x in inputs)):
         inputs = _tokenized(model, [inputs] if isinstance(inputs, str) else inputs, tokenizer)
     args: tuple[Any, ...] = ()
@@ -39,7 +39,7 @@ def read_inputs(
         raise InvalidArgument(
             f"inputs must be a text, a list of texts, a mapping, a tuple or a tensor; got {type(inputs).__name__}"
         )
-    return args, named, _sides(model, _by_name(model, args, named), tokenizer)
+    return args, named, _sides(model, _by_name(model, args, named), tokenizer, strings)
 
 
 def _by_name(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -60,14 +60,14 @@ def _by_name(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> 
     return tensors
 
 
-def _sides(model: nn.Module, named: dict[str, Any], tokenizer: Any) -> dict[str, Tokens]:
+def _sides(model: nn.Module, named: dict[str, Any], tokenizer: Any, strings: bool) -> dict[str, Tokens]:
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     sides: dict[str, Tokens] = {}
     first = tensors.get("input_ids", next(iter(tensors.values()), None))
     for side, prefix, read in (("input", "", first), ("decoder", "decoder_", tensors.get("decoder_input_ids"))):
         valid = _valid(tensors, prefix)
         if read is not None and not read.is_floating_point() and read.dim() == 2:
-            tokens = _tokens(model, read.cpu(), tokenizer)
+            tokens = _tokens(model, read.cpu(), tokenizer, strings)
             if valid is not None and valid.shape[1] > read.shape[1] and side == "input":
                 sides["cache"] = _with_past(tokens, valid)
             fits = valid is not None and valid.shape[1] >= read.shape[1]
@@ -115,15 +115,16 @@ def _valid(tensors: dict[str, Tensor], prefix: str) -> Tensor | None:
     return None
 
 
-def _tokens(model: nn.Module, ids: Tensor, tokenizer: Any) -> Tokens:
+def _tokens(model: nn.Module, ids: Tensor, tokenizer: Any, strings: bool) -> Tokens:
     valid = torch.ones_like(ids, dtype=torch.bool)
+    rows = ids.tolist() if strings else []
     if tokenizer is not None:
-        strings = tuple(tuple(tokenizer.convert_ids_to_tokens(row)) for row in ids.tolist())
+        names = tuple(tuple(tokenizer.convert_ids_to_tokens(row)) for row in rows)
         # An unknown word is a word all the same.
         marks = set(tokenizer.all_special_ids) - {getattr(tokenizer, "unk_token_id", None)}
     else:
-        strings = tuple(tuple(map(str, row)) for row in ids.tolist())
+        names = tuple(tuple(map(str, row)) for row in rows)
         config = getattr(model, "config", None)
         marks = {mark for name in ("bos", "eos", "pad", "cls", "sep") for mark in _marks(config, name)}
     special = torch.isin(ids, torch.tensor(sorted(marks), dtype=ids.dtype))
-    return Tokens(strings, special, valid)
+    return Tokens(names, special, valid)

@@ -18,6 +18,7 @@ from heedful import masks
 from heedful.kernels import Kernel, Softmax
 from heedful.ops import fused
 from heedful.ops.fold import LAUNCHED
+from heedful.ops.fused._device import approximate
 from heedful.ops.request import Request
 
 Signature = tuple[Any, ...]
@@ -60,7 +61,8 @@ def signature(
         if type(one) not in NUMBERS:
             return None
     shapes = query.shape, key.shape, value.shape
-    return (type(kernel), *parameters, scale, *shapes, dtype, device, bool(is_causal), bool(enable_gqa))
+    flags = bool(is_causal), bool(enable_gqa), approximate.allowed
+    return (type(kernel), *parameters, scale, *shapes, dtype, device, *flags)
 
 
 _SOFTMAX = Softmax()

@@ -31,7 +31,7 @@ def as_values(call: Watched, columns: Tensor) -> Tensor:
 
 
 def masses(call: Watched, columns: Tensor, values: Tensor | None = None) -> Tensor:
-    r"""$\sum_j a_{ij} c_j$ for columns `[B, 1 or H, K, C]`: `[B, H, Q, C]`, in float32 or wider.
+    r"""$\sum_j a_{ij} c_j$ for columns `[B, 1 or H, K, C]`: `[B, H, Q, C]`.
 
     `values` are the columns as `as_values` makes them, where layers share them. The model's own kernel runs once more with these columns as values. In 16 bit on a GPU each sum is rounded to 16 bit; on a CPU it is not.
     """
@@ -49,7 +49,7 @@ def masses(call: Watched, columns: Tensor, values: Tensor | None = None) -> Tens
     mask = masks.join_transformers(call.mask, bias)
     out = attend(query, key, value, mask, is_causal=call.causal, enable_gqa=True, kernel=call.kernel)
     assert out.shape[:3] == (batch, heads, queries)
-    return out[..., :count].to(torch.promote_types(out.dtype, torch.float32))
+    return out[..., :count]
 
 
 def pulled(call: Watched, rows: Tensor) -> Tensor:

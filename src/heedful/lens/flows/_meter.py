@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from heedful.lens.flows.result import Crossing, LayerFlow
 
 # What a row of attention sums to where there is nothing to attend to.
 LEAST = 1e-12
+# Bytes of weights that wait to be summed up with those of other layers.
+HELD = 2**22
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,25 @@ class Shared(NamedTuple):
     even: Tensor  # sums between kinds
 
 
+class Given(NamedTuple):
+    """What the queries of a call give to each kind of keys."""
+
+    name: str
+    kernel: Kernel | None
+    weights: Tensor  # [B, H, Q, M + 1]
+    rows: Tensor
+    even: Tensor
+
+
+class Summed(NamedTuple):
+    """Sums between kinds of some layers, one after the other, with the same tokens."""
+
+    names: Sequence[str]
+    sums: Tensor  # [L, B, H, M, M]
+    even: Tensor  # [B, 1 or H, M, M]
+    outside: Tensor  # [L, B, H]
+
+
 class Update(NamedTuple):
     """What a layer added to each token of a kind, by its norm."""
 
@@ -77,6 +99,8 @@ class Meter:
         self.counts: Tensor | None = None
         self.other: set[str] = set()
         self._waiting: list[Watched] = []
+        self._held: list[Given] = []
+        self._summed: list[Summed] = []
         self._updates: list[Update] = []
         self._real: dict[int, Tensor] = {}
         self._shared: Shared | None = None
@@ -84,23 +108,24 @@ class Meter:
         self._least: list[tuple[str, Kernel | None, Tensor]] = []
 
     def copy(self, call: Watched) -> object:
-        """What becomes of a call at once: its sums, or the call itself where kinds or the layers above must be known first."""
+        """What becomes of a call at once: its weights by kinds, or the call itself where kinds or the layers above must be known first."""
         if not self.kinds.is_mixed(call.name):
             return ()
         if self.settings.mode == "flow" or self.kinds.ids is None:
             # Of the output only its size is wanted.
             size = call.output.new_empty(1).expand(call.output.shape)
             return replace(call, output=size, value=call.value if self.settings.mode == "norm" else None)
-        if self._same(call) is not None:
-            return self.measured(call, None)
-        tokens = self.tokens(call)
-        return () if tokens is None else self.measured(call, tokens)
+        shared = self._same(call)
+        if shared is None:
+            tokens = self.tokens(call)
+            shared = None if tokens is None else self._settled(call, tokens)
+        return () if shared is None else self._given(call, shared)
 
     def tell(self, call: Watched) -> None:
         if not self.kinds.is_joint:
             self._update(call)
-        elif isinstance(call.kept, LayerFlow) and not call.cross:
-            self._append(call.kept)
+        elif isinstance(call.kept, Given) and not call.cross:
+            self._hold(call.kept)
         elif isinstance(call.kept, Watched) and not call.cross:
             self._waiting.append(call.kept)
         else:
@@ -112,25 +137,22 @@ class Meter:
         waiting = [(call, tokens) for call in self._waiting if (tokens := self.tokens(call)) is not None]
         self.other |= {call.name for call in self._waiting} - {call.name for call, _ in waiting}
         if self.settings.mode == "flow":
-            self.layers = self._traced(waiting)
+            self._summed = self._traced(waiting)
         else:
             for call, tokens in waiting:
-                self._append(self.measured(call, tokens))
+                self._hold(self._given(call, self._same(call) or self._settled(call, tokens)))
+            self._sum()
         # Read here, all at once: each number that is read while layers run would wait for the device.
         for name, kernel, least in self._least:
             if float(least) < -1e-3:
                 raise Unsupported(
                     f"{name} attends with {kernel!r}, whose coefficients may be negative: they are no shares of anything"
                 )
-        self.layers = [
-            replace(
-                one,
-                sums=one.sums.double().cpu(),
-                uniform=one.uniform.double().cpu(),
-                outside=one.outside.double().cpu(),
-            )
-            for one in self.layers
-        ]
+        self.counts = None if self.counts is None else self.counts.cpu()
+        for names, *parts in self._summed:
+            sums, even, outside = (part.double().cpu() for part in parts)
+            first = len(self.layers)
+            self.layers += [LayerFlow(first + at, name, sums[at], even, outside[at]) for at, name in enumerate(names)]
 
     def received(self, heads: Sequence[tuple[int, int]], kind: int) -> Tensor:
         """`[heads, B, N]`: what each token is given by the queries of a kind, on average, from heads of calls that waited."""
@@ -164,7 +186,7 @@ class Meter:
             marks = nn.functional.pad(self.special, (0, max(0, keys - self.special.shape[1])))[:, :keys].to(device)
             ids = ids.masked_fill(marks.expand_as(ids), -1)
         if self.counts is None:
-            self.counts = torch.stack([((ids == at) & real).sum(1) for at in range(len(self.kinds.names))], 1).cpu()
+            self.counts = torch.stack([((ids == at) & real).sum(1) for at in range(len(self.kinds.names))], 1)
         # With a cache, queries are the last of the sequence.
         return Sorted(ids[:, keys - queries :], ids, real[:, keys - queries :], real)
 
@@ -175,19 +197,32 @@ class Meter:
         shown = visible(call)
         return torch.ones(1, keys, dtype=torch.bool) if shown is None else shown
 
-    def measured(self, call: Watched, tokens: Sorted | None) -> LayerFlow:
-        """The sums of a call between kinds, and those of even attention; without tokens where the last call had the same."""
-        shared = self._same(call)
-        if shared is None:
-            assert tokens is not None
-            shared = self._settled(call, tokens)
-        rows, count = shared.rows, len(self.kinds.names)
-        sums = masses(call, shared.columns, shared.values).to(rows.dtype)
-        if not isinstance(call.kernel, Softmax):
-            self._least.append((call.name, call.kernel, sums.amin() if sums.numel() else sums.new_zeros(())))
-        sums = self._shares(sums)
-        outside = _outside(rows, sums) if self.settings.mode == "fraction" else sums.new_zeros(sums.shape[:2])
-        return LayerFlow(len(self.layers), call.name, _by_kind(rows, sums[..., :count]), shared.even, outside)
+    def _given(self, call: Watched, shared: Shared) -> Given:
+        # A copy: the rest of what attention gave on a GPU is many times as wide.
+        weights = masses(call, shared.columns, shared.values).contiguous()
+        return Given(call.name, call.kernel, weights, shared.rows, shared.even)
+
+    def _hold(self, given: Given) -> None:
+        """Keeps the weights of some layers: on a GPU what is done to small tensors costs as much for one layer as for several."""
+        self._held.append(given)
+        if sum(one.weights.nbytes for one in self._held) > HELD:
+            self._sum()
+
+    def _sum(self) -> None:
+        """Sums up what is held, layers with the same tokens together."""
+        held, self._held = self._held, []
+        for _, layers in groupby(held, lambda one: (id(one.rows), id(one.even))):
+            same = list(layers)
+            rows, names = same[0].rows, [one.name for one in same]
+            sums = torch.stack([one.weights for one in same]).to(rows.dtype)
+            if sums.numel() and not all(isinstance(one.kernel, Softmax) for one in same):
+                least = sums.flatten(1).amin(1)
+                self._least += [(one.name, one.kernel, low) for one, low in zip(same, least, strict=True)]
+            by_kind = _by_kind(rows, self._shares(sums))
+            # The mean share that queries that count give to tokens that are left out.
+            outside = by_kind[..., -1].sum(-1) / rows.sum((2, 3)).clamp_min(1)
+            outside = outside if self.settings.mode == "fraction" else torch.zeros_like(outside)
+            self._summed.append(Summed(names, by_kind[..., :-1], same[0].even, outside))
 
     def _form(self, call: Watched) -> tuple[object, ...]:
         key = call.key if call.weights is None else None
@@ -254,12 +289,11 @@ class Meter:
         """Rows over what they give to all that is no padding; norms are compared as they are."""
         return sums if self.settings.mode == "norm" else _over(sums, sums.sum(-1, keepdim=True))
 
-    def _traced(self, waiting: Sequence[tuple[Watched, Sorted]]) -> list[LayerFlow]:
+    def _traced(self, waiting: Sequence[tuple[Watched, Sorted]]) -> list[Summed]:
         """From the last layer down: where that which is read off at the end came from."""
-        layers: list[LayerFlow] = []
+        layers: list[Summed] = []
         here: Tensor | None = None
-        for at in reversed(range(len(waiting))):
-            call, tokens = waiting[at]
+        for call, tokens in reversed(waiting):
             if call.output.shape[2] != _keys(call):
                 raise Unsupported(
                     "mode='flow' follows whole sequences through all layers; run the model without a cache"
@@ -269,7 +303,7 @@ class Meter:
             sums = masses(call, columns).to(columns.dtype)
             even = self._shares(self._even(call, tokens, columns)).mean(1)
             step, even = (self._between(tokens, here, part) for part in (self._shares(sums).mean(1), even))
-            layers.append(LayerFlow(at, call.name, step, even, step.new_zeros(step.shape[:2])))
+            layers.append(Summed([call.name], step[None], even, step.new_zeros(1, *step.shape[:2])))
             here = self._below(call, tokens, here, sums.sum(-1))
         return layers[::-1]
 
@@ -297,9 +331,6 @@ class Meter:
         kept = here * (total <= LEAST).to(here.dtype).mean(1)
         moved = pulled(call, rows) * tokens.real_keys + kept
         return (1 - self.settings.rho) * moved + self.settings.rho * here
-
-    def _append(self, layer: LayerFlow) -> None:
-        self.layers.append(replace(layer, layer=len(self.layers)))
 
     def _update(self, call: Watched) -> None:
         """Notes how much a call adds to its tokens, of a model with a sequence for each kind."""
@@ -360,12 +391,6 @@ def _over(part: Tensor, total: Tensor) -> Tensor:
 
 
 def _by_kind(rows: Tensor, shares: Tensor) -> Tensor:
-    """`[B, H, M, C]`: shares `[B, H, Q, C]` summed over the queries of each kind; a matrix product of so few columns is slower on a GPU."""
+    """`[..., B, H, M, C]`: shares `[..., B, H, Q, C]` summed over the queries of each kind; a matrix product of so few columns is slower on a GPU."""
     kinds = rows.unbind(2)  # [B, 1, Q] each
-    return torch.stack([(shares * kind[..., None]).sum(2) for kind in kinds], 2)
-
-
-def _outside(rows: Tensor, shares: Tensor) -> Tensor:
-    """`[B, H]`: the mean share that counted queries give to tokens that are left out."""
-    counted = rows.sum(2)  # [B, 1, Q]
-    return (shares[..., -1] * counted).sum(-1) / counted.sum(-1).clamp_min(1)
+    return torch.stack([(shares * kind[..., None]).sum(-2) for kind in kinds], -2)

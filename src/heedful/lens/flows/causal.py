@@ -218,7 +218,7 @@ class _Tested:
         tokenizer: Any,
     ) -> None:
         self.model, self.sizes, self.score = model, sizes, score
-        self.calls = [] if score else [read_inputs(model, one, tokenizer)[:2] for one in runs]
+        self.calls = [] if score else [read_inputs(model, one, tokenizer, strings=False)[:2] for one in runs]
         self.measure = "how far the score falls" if score else "relative change of the output"
         self.whole: float | None = None
         self._outputs: list[Tensor] = []

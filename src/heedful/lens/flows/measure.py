@@ -154,7 +154,7 @@ def received_by(
 ) -> tuple[Tensor, Tensor]:
     """What `received` gives, and the kinds of the tokens, `[B, N]`."""
     model = bare(model)
-    args, named, _ = read_inputs(model, inputs, tokenizer)
+    args, named, _ = read_inputs(model, inputs, tokenizer, strings=False)
     kinds = modalities_of(model, named) if modality is None else _given(modality, names, None)
     meter = Meter(kinds, Settings(mode="flow"), model)
     with undisturbed(model), watch(model, meter.tell, meter.copy):
@@ -178,7 +178,7 @@ def _of_model(
     valid: Tensor | None,
     special: Tensor | None = None,
 ) -> Flow:
-    args, named, sides = read_inputs(model, inputs, tokenizer)
+    args, named, sides = read_inputs(model, inputs, tokenizer, strings=False)
     kinds = modalities_of(model, named) if kinds is None else kinds
     marks = special if special is not None else sides["input"].special if "input" in sides else None
     own = (
@@ -233,6 +233,8 @@ def _result(meter: Meter, model: str = "") -> Flow:
 def _joined(parts: Sequence[Flow]) -> Flow:
     """Samples of several runs, one after the other."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
     for other in parts[1:]:
         if other.names != first.names or [one.name for one in other.layers] != [one.name for one in first.layers]:
             raise InvalidArgument(

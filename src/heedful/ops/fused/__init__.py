@@ -13,10 +13,12 @@ from heedful import masks
 from heedful.kernels import FusedForm
 from heedful.kernels.base import Parameter, unit
 from heedful.ops import reference
-from heedful.ops.fused._device import unable
+from heedful.ops.fused._device import approximate, interpreting, unable
 from heedful.ops.request import Cost, Implementation, Request, wide
 
 LARGEST = 256
+# The least bias with which coefficients are to be expected that the hardware's hyperbolic tangent gives well.
+LOWEST = -8.5
 
 DIVISIONS = {None: 0, "sum": 1, "count": 2}
 
@@ -64,7 +66,7 @@ def run(request: Request) -> Tensor:
         [1, 1] if parts.blocks is None else list(parts.blocks[1]),
         parts.low,
         parts.high,
-        form.activation,
+        _function(form, value.dtype),
         form.degree,
         DIVISIONS[form.division],
         form.distance,
@@ -93,6 +95,14 @@ def _inputs(form: FusedForm, request: Request) -> tuple[Tensor, Tensor, Tensor, 
     step = 16 // value.element_size()
     query, key, value = (pad(x, (0, -x.shape[-1] % step)) if x.shape[-1] % step else x for x in (query, key, value))
     return query, key, value, alpha, column
+
+
+def _function(form: FusedForm, dtype: torch.dtype) -> str:
+    """The function that makes coefficients: a sigmoid in 16 bit is tried by the hardware's hyperbolic tangent, see `approximate`."""
+    is_narrow = dtype != torch.float32 or interpreting()
+    is_high = not isinstance(form.beta, Tensor) and form.beta >= LOWEST
+    quick = form.activation == "sigmoid" and is_narrow and is_high and approximate.allowed
+    return "tanh" if quick else form.activation
 
 
 def _by_head(parameter: Parameter, heads: int, like: Tensor) -> Tensor:
@@ -126,7 +136,15 @@ def ready(request: Request) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None
         beta = None if form.beta == 0 else _by_head(form.beta, heads, query)
     high = None if request.mask is None else 0
     return Settled(
-        alpha, beta, [1, 1], None, high, form.activation, form.degree, DIVISIONS[form.division], form.distance
+        alpha,
+        beta,
+        [1, 1],
+        None,
+        high,
+        _function(form, value.dtype),
+        form.degree,
+        DIVISIONS[form.division],
+        form.distance,
     )
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, place, tile, visible
-from heedful.ops.fused._forward import ROOM, are_enough, half_square, is_high, stretch
+from heedful.ops.fused._forward import ROOM, are_enough, half_square, stretch
 from heedful.ops.fused.activations import coefficient, slope
 
 
@@ -60,7 +60,7 @@ def backward_rows(
         own = tl.zeros([C.BM], tl.float32)
         far = tl.zeros([C.BM], tl.float32)
         dleft = tl.zeros([C.BM, C.R], tl.float32)
-        serves = is_high(h, T, C) if C.ACT == "tanh" else tl.max(tl.abs(shift)) < ROOM
+        serves = tl.max(tl.abs(shift)) < ROOM
         if serves:
             dq, own, far, dleft, total = of_rows(q, do, delta, shift, k_, v_, m, b, h, g, T, C)
             if C.ACT == "tanh":
@@ -199,7 +199,7 @@ def backward_columns(
         sums = dk, dv, own, dright, total
         if C.SHORT:
             known = tl.where(seen, term, 0.0)
-            serves = is_high(g, T, C) if C.ACT == "tanh" else tl.max(tl.abs(known)) < ROOM
+            serves = tl.max(tl.abs(known)) < ROOM if C.ACT == "exp" else n >= 0
             if serves:
                 dk, dv, own, dright, total = of_columns(sums, k, v, term, q_, do_, stat_, delta_, n, b, g, 1.0, T, C)
                 if C.ACT == "tanh":

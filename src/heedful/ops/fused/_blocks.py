@@ -55,9 +55,9 @@ class Spec:
 
 
 class Constants:
-    """A spec as Triton reads it inside a kernel: every field a constant of the compiler."""
+    """A dataclass as Triton reads it inside a kernel: every field a constant of the compiler."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Any) -> None:
         self.spec = spec
         for name, value in vars(spec).items():
             setattr(self, name, tl.constexpr(value))

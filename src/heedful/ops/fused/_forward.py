@@ -11,20 +11,36 @@ from heedful.ops.fused.activations import coefficient
 # How far, in powers of two, a term that is constant along a loop may be left out of the exponent and multiplied in behind it.
 ROOM = tl.constexpr(60.0)
 LITTLE = tl.constexpr(2.0**-60)
-# The hardware's hyperbolic tangent is off by about 2^-21: a row of coefficients takes it while their mean is at least this. With a
-# smaller bias that is not to be expected, and it is not tried.
+# The hardware's hyperbolic tangent is off by about 2^-21: a row of coefficients takes it while their mean is at least this.
 LEAST = tl.constexpr(2.0**-13)
-LOWEST = tl.constexpr(-8.5)
 
 
 @triton.jit
 def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
-    """BM rows of one head against every key they may attend to.
+    """BM rows of one head against every key they may attend to."""
+    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
+    of_block(q_, k_, v_, out_, stat_, m, b, h, T, C, SAFE)
+
+
+@triton.jit
+def forward_left(q_, k_, v_, out_, stat_, count, T, C: tl.constexpr):
+    """The same for blocks that another kernel has left: those with a row whose `stat` is NaN. Programs take blocks by turns."""
+    blocks = tl.cdiv(T.Q, C.BM)
+    for at in range(tl.program_id(0), count, tl.num_programs(0)):
+        m, head = at % blocks, at // blocks
+        rows = m * C.BM + tl.arange(0, C.BM)
+        told = tl.load(stat_ + head.to(tl.int64) * T.Q + rows, mask=rows < T.Q, other=0.0)
+        if tl.max(tl.where(told != told, 1, 0)) > 0:
+            of_block(q_, k_, v_, out_, stat_, m, head // T.H, head % T.H, T, C, C)
+
+
+@triton.jit
+def of_block(q_, k_, v_, out_, stat_, m, b, h, T, C: tl.constexpr, SAFE: tl.constexpr):
+    """The results of a block of rows.
 
     `stat` keeps what backward needs of a divided row: log2 of the sum of an exponential kernel, else the divisor. Without the
     constant of the row, where distances are taken: it cancels. A short form is followed by the safe one where it does not serve.
     """
-    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
     g = h // (T.H // T.G)
     head = (b * T.H + h).to(tl.int64)
     rows, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.E)
@@ -37,7 +53,7 @@ def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
         total = tl.zeros([C.BM], tl.float32)
         top = tl.zeros([C.BM], tl.float32)
         # No exponent is above the row's own term: while it is small it may wait, and no maximum need be kept.
-        serves = is_high(h, T, C) if C.ACT == "tanh" else tl.max(own) < ROOM
+        serves = tl.max(own) < ROOM
         if serves:
             acc, total, top = sums(q, own, k_, v_, m, b, h, g, T, C)
             if C.ACT == "tanh":
@@ -66,12 +82,6 @@ def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
         acc.to(out_.dtype.element_ty),
         mask=(rows[:, None] < T.Q) & (wide[None, :] < C.WIDTH),
     )
-
-
-@triton.jit
-def is_high(h, T, C: tl.constexpr):
-    """Whether a head's bias lets coefficients be expected that the hardware's hyperbolic tangent gives well."""
-    return tl.load(T.beta + h) >= LOWEST if C.BETA else h >= 0
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
@@ -15,11 +16,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from heedful.ops.fused import _backward, _blocks, _forward, prepared
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
-from heedful.ops.fused._device import Setting, approximate, fitting, interpreting, power_of_2, settings, unit_stride
+from heedful.ops.fused._device import Setting, chip, fitting, interpreting, power_of_2, settings, unit_stride
 from heedful.ops.fused.activations import UNITS
 from heedful.ops.fused.prepared import Recorder
 
 INTERPRETED = interpreting()
+HOPPER = ("3.6.",)  # versions of Triton that `hopper` was tried with: Gluon is experimental, and changes between them
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -53,6 +55,11 @@ class Problem(NamedTuple):
         return (*self.query.shape[:2], self.key.shape[1], self.query.shape[2], self.key.shape[2])
 
     @property
+    def safe(self) -> str:
+        """The function that serves everywhere: a sigmoid by the hardware's hyperbolic tangent is one of those that serve most blocks."""
+        return "sigmoid" if self.activation == "tanh" else self.activation
+
+    @property
     def listed(self) -> bool:
         return self.query_ids is not None or self.keep is not None or self.blocks is not None
 
@@ -62,7 +69,7 @@ class Problem(NamedTuple):
 
 
 def _fitting(kind: str, problem: Problem, go: Callable[[Setting], None]) -> None:
-    name = problem.activation
+    name = problem.safe
     if name == "exp" and problem.division == 1:
         name = "gaussian" if problem.distance else "softmax"
     size = power_of_2(max(problem.query.shape[-1], problem.value.shape[-1]))
@@ -91,7 +98,7 @@ def form_of(kind: str, problem: Problem, tensors: Sequence[Tensor | None]) -> Ha
         return None
     if prepared.is_watched():
         return None
-    return prepared.form(tensors, kind, *problem[14:], torch.get_float32_matmul_precision(), approximate.allowed)
+    return prepared.form(tensors, kind, *problem[14:], torch.get_float32_matmul_precision())
 
 
 def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]:
@@ -102,6 +109,16 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
     stat = recorder.made(torch.empty((B, H, Q) if problem.division else (0,), dtype=torch.float32, device=device))
     halves = None, _half(problem.key, recorder) if problem.distance else None
     late = problem.distance and problem.bias is None and problem.left is None
+    quick = problem.activation == "tanh"
+    on_hopper = _hopper(problem)
+    mark = stat
+    if on_hopper is not None:
+        leaves = problem.distance or quick or problem.high is not None
+        if leaves and not problem.division:
+            mark = recorder.made(torch.empty(B, H, Q, dtype=torch.float32, device=device), is_scratch=True)
+        on_hopper(problem, out, mark if leaves else None, halves[1], recorder.launch)
+        if not leaves:
+            return out, stat
     before = recorder.mark()
 
     def go(chosen: Setting) -> None:
@@ -110,11 +127,26 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
         tiles = _tiles(
             spec, (problem.query, spec.BM, spec.D), (problem.key, spec.BN, spec.D), (problem.value, spec.BN, spec.E)
         )
-        grid = (_parts(Q, spec.BM) * B * H,)
-        recorder.launch(_forward.forward, grid, *tiles, out, stat, terms, *_forms(spec, late), **chosen.options)
+        count = _parts(Q, spec.BM) * B * H
+        if on_hopper is None:
+            forms = _forms(spec, late, quick)
+            recorder.launch(_forward.forward, (count,), *tiles, out, stat, terms, *forms, **chosen.options)
+        else:
+            safe = constants(replace(spec, DOTS=False))
+            grid = (min(count, 4 * chip(device).processors),)
+            recorder.launch(_forward.forward_left, grid, *tiles, out, mark, count, terms, safe, **chosen.options)
 
     _fitting("forward", problem, go)
     return out, stat
+
+
+def _hopper(problem: Problem) -> Callable[..., None] | None:
+    """The forward pass that is made for one chip and tried with one version of Triton, where it serves."""
+    if INTERPRETED or problem.query.device.type != "cuda" or not triton.__version__.startswith(HOPPER):
+        return None
+    from heedful.ops.fused import hopper
+
+    return hopper.forward if hopper.refuse(problem) is None else None
 
 
 class Gradients(NamedTuple):
@@ -153,6 +185,7 @@ def _backward_anew(
     problem = problem._replace(query=query, key=key, value=value)
     needs = tuple(bool(x) for x in wanted)
     rank = 0 if problem.left is None else problem.left.shape[-1]
+    quick = problem.activation == "tanh"
 
     def room(needs: bool, *shape: int) -> Tensor:
         return torch.empty(shape if needs else (0,), dtype=torch.float32, device=device)
@@ -181,7 +214,7 @@ def _backward_anew(
         inputs = tiles(spec, (query, spec.BM, spec.D))
         recorder.launch(
             _backward.backward_rows, (_parts(Q, spec.BM) * B * H,),
-            *inputs, out, dq, stat, delta, dalpha, dbeta, dleft, terms, *_forms(spec, bounded), **chosen.options,
+            *inputs, out, dq, stat, delta, dalpha, dbeta, dleft, terms, *_forms(spec, bounded, quick), **chosen.options,
         )  # fmt: skip
 
     def columns(chosen: Setting) -> None:
@@ -191,7 +224,7 @@ def _backward_anew(
         late = bounded and H == G and (problem.distance or spec.BIAS == 1)
         recorder.launch(
             _backward.backward_columns, (_parts(K, spec.BN) * B * G,),
-            *inputs, dk, dv, stat, delta, dright, dbias, terms, *_forms(spec, late), **chosen.options,
+            *inputs, dk, dv, stat, delta, dright, dbias, terms, *_forms(spec, late, quick), **chosen.options,
         )  # fmt: skip
 
     _fitting("rows", problem, rows)
@@ -273,8 +306,8 @@ def _prepare(
     column = problem.bias is not None and problem.bias.shape[-2] == 1
     spec = Spec(
         D=power_of_2(query.shape[-1]), E=power_of_2(value.shape[-1]), HEAD=query.shape[-1], WIDTH=value.shape[-1],
-        BM=chosen.rows, BN=chosen.cols, STAGES=chosen.stages, ACT=problem.activation, DEGREE=problem.degree,
-        DIVISION=problem.division, UNIT=UNITS[problem.activation], DISTANCE=problem.distance, BETA=problem.beta is not None,
+        BM=chosen.rows, BN=chosen.cols, STAGES=chosen.stages, ACT=problem.safe, DEGREE=problem.degree,
+        DIVISION=problem.division, UNIT=UNITS[problem.safe], DISTANCE=problem.distance, BETA=problem.beta is not None,
         RANK=rank, R=power_of_2(rank), BIAS=0 if problem.bias is None else 1 if column else 2,
         LENGTHS=problem.lengths is not None, LOW=problem.low is not None, HIGH=problem.high is not None,
         IDS=problem.query_ids is not None, KEEP=problem.keep is not None, BLOCKS=blocks is not None, LIST=problem.listed,
@@ -286,14 +319,14 @@ def _prepare(
     return terms, spec
 
 
-def _forms(spec: Spec, late: bool) -> tuple[Constants, Constants]:
+def _forms(spec: Spec, late: bool, quick: bool) -> tuple[Constants, Constants]:
     """What a kernel computes first, and what it falls back to in blocks that this does not serve; often one and the same."""
     if late and spec.P != tl.float16:  # which has not the range of a term left out
         # The other form keeps a running maximum: its largest coefficient is one, which no rounding changes.
         return constants(replace(spec, SHORT=True)), constants(replace(spec, DOTS=False))
     # Rows whose coefficients can be counted by their number alone; a head of keys that several share is safe.
     counted = not (spec.LENGTHS or spec.LOW or spec.LIST or spec.BIAS or spec.RANK or spec.DIVISION) and spec.ALONE
-    if approximate.allowed and spec.ACT == "sigmoid" and counted and (spec.QUICK or INTERPRETED):
+    if quick and counted:
         return constants(replace(spec, ACT="tanh", UNIT=UNITS["tanh"], SHORT=True)), constants(spec)
     return constants(spec), constants(spec)
 

@@ -77,6 +77,8 @@ class Launch:
         encoded = list(getattr(compiled.metadata, "tensordesc_meta", None) or ())
         described = sum(hasattr(one, "block_shape") for one in args)
         self.is_raw = triton.__version__.startswith(KNOWN_LAUNCHERS) and len(encoded) == described
+        self.run: Callable[..., Any]
+        self.args: list[Any]
         self.run, self.args = _raw(compiled, grid) if self.is_raw else (compiled[(*grid, 1, 1)], [])
         self.pointers: list[tuple[int, int]] = []
         self.tiles: list[Tile] = []
@@ -217,10 +219,12 @@ class Prepared:
         """The tensors that were made, but for scratch memory."""
         made = []
         addresses = [0 if x is None else x.data_ptr() for x in given]
-        memory = torch.empty(self.scratch, dtype=torch.uint8, device=device).data_ptr() if self.scratch else 0
+        # Held until all is launched: freed before, it would be given to the tensors that are made next.
+        memory = torch.empty(self.scratch, dtype=torch.uint8, device=device) if self.scratch else None
+        begin = 0 if memory is None else memory.data_ptr()
         for shape, dtype, offset, nothing in self.rooms:
             if shape is None:
-                addresses.append(memory + offset)
+                addresses.append(begin + offset)
                 continue
             x = torch.empty(shape, dtype=dtype, device=device) if nothing is None else nothing
             made.append(x)

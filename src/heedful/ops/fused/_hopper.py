@@ -1,0 +1,326 @@
+"""The plain forward pass on Hopper, in Gluon: one warp fetches keys and values, warpgroups of 64 rows take turns at the
+matrix unit, and while one multiplies another turns its scores into coefficients.
+
+It computes what `_forward.forward` does, with no mask but causality. Rows that it cannot serve get NaN in `stat`.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from heedful.ops.fused._forward import LEAST, LITTLE, ROOM
+
+
+def _pair(work: str, first: int = 1, behind: str = "") -> str:
+    """Assembly that does the same to two scores and rounds them to bfloat16."""
+    moved = f"mov.f32 x, ${first}; {work} mov.f32 y, ${first + 1}; {work.replace('x,', 'y,').replace(' x', ' y')}"
+    return f"{{ .reg .f32 x, y; {moved} cvt.rn.bf16x2.f32 $0, y, x; {behind} }}"
+
+
+def _four(scores: tuple[int, ...], to: tuple[int, int]) -> str:
+    """1 / (1 + 2^-t) with one reciprocal between four, as `activations._quick_sigmoid`."""
+    lines = [f"ex2.approx.ftz.f32 a{i}, ${score}; add.f32 b{i}, a{i}, 0f3F800000;" for i, score in enumerate(scores)]
+    lines += ["mul.f32 m0, b0, b1; mul.f32 m1, b2, b3; mul.f32 m, m0, m1; rcp.approx.ftz.f32 r, m;"]
+    lines += ["mul.f32 m, r, m1; mul.f32 r, r, m0;"]
+    lines += [f"mul.f32 a{i}, a{i}, b{i ^ 1}; mul.f32 a{i}, a{i}, {'mmrr'[i]};" for i in range(4)]
+    return " ".join([*lines, f"cvt.rn.bf16x2.f32 ${to[0]}, a1, a0; cvt.rn.bf16x2.f32 ${to[1]}, a3, a2;"])
+
+
+EXP = gl.constexpr(_pair("ex2.approx.ftz.f32 x, x;"))
+# Both, and what they were rounded to.
+COUNTED = gl.constexpr(_pair("ex2.approx.ftz.f32 x, x;", 3, "shl.b32 $1, $0, 16; and.b32 $2, $0, 0xFFFF0000;"))
+RELU_SQUARED = gl.constexpr(_pair("max.NaN.f32 x, x, 0f00000000; mul.f32 x, x, x;"))
+# 0.5 tanh(t) + 0.5 of half the score, and both as they are: their sum tells whether they are large enough for it.
+SIGMOID = gl.constexpr(
+    _pair("tanh.approx.f32 x, x; fma.rn.f32 x, x, 0f3F000000, 0f3F000000;", 3, "mov.f32 $1, x; mov.f32 $2, y;")
+)
+# A thread holds two scores of one row, two of the row eight below, and so on: four of one row go together.
+EXACT = gl.constexpr(
+    "{ .reg .f32 a0, a1, a2, a3, b0, b1, b2, b3, m0, m1, m, r; "
+    + f"{_four((4, 5, 8, 9), (0, 2))} {_four((6, 7, 10, 11), (1, 3))} }}"
+)
+
+
+@gluon.jit
+def weighed(t, total, C: gl.constexpr):
+    """bfloat16 coefficients of scores in the function's unit, and the sums of rows, where they are wanted, with theirs.
+
+    Sums are of coefficients as they are multiplied: a row of one large one then returns its value unrounded.
+    """
+    if C.DIVIDED or C.ACT == "tanh":
+        both: gl.constexpr = SIGMOID if C.ACT == "tanh" else COUNTED
+        p, counted = gl.inline_asm_elementwise(
+            both, "=r,=f,=f,f,f", [t], dtype=(gl.bfloat16, gl.float32), is_pure=True, pack=2
+        )
+        return p, total + gl.sum(counted, 1)
+    elif C.ACT == "sigmoid":
+        # Beyond 2^30 a coefficient is one, and four such factors do not overflow.
+        t = gl.minimum(t, 30.0, propagate_nan=tl.PropagateNan.ALL)
+        form: gl.constexpr = "=r,=r,=r,=r,f,f,f,f,f,f,f,f"
+        return gl.inline_asm_elementwise(EXACT, form, [t], dtype=gl.bfloat16, is_pure=True, pack=8), total
+    else:
+        work: gl.constexpr = EXP if C.ACT == "exp" else RELU_SQUARED
+        return gl.inline_asm_elementwise(work, "=r,f,f", [t], dtype=gl.bfloat16, is_pure=True, pack=2), total
+
+
+@gluon.jit
+def steps(heads, T, C: gl.constexpr):
+    """How many tiles this program has."""
+    programs, program = gl.num_programs(0), gl.program_id(0)
+    tiles = heads * gl.cdiv(T.Q, C.CONSUMERS * C.ROWS)
+    whole = tiles // programs
+    last = gl.where(whole % 2 == 0, program, programs - 1 - program)
+    return whole + gl.where(last < tiles - whole * programs, 1, 0)
+
+
+@gluon.jit
+def place(step, heads, together, T, C: gl.constexpr):
+    """The head and the first row of a tile of this program, and how many blocks of keys it sees.
+
+    Programs are served forwards and backwards by turns. Under causality the longest tiles of a few heads come first.
+    """
+    programs, program = gl.num_programs(0), gl.program_id(0)
+    tall: gl.constexpr = C.CONSUMERS * C.ROWS
+    parts = gl.cdiv(T.Q, tall)
+    tile = step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
+    first = tile // (parts * together) * together
+    side = gl.minimum(heads - first, together)
+    inside = tile - first * parts
+    part, head, blocks = inside // side, first + inside % side, T.K // C.COLS
+    if C.CAUSAL:
+        part = parts - 1 - part
+        blocks = gl.minimum((part * tall + tall - 1) // C.COLS + 1, blocks)
+    return head, part * tall, blocks
+
+
+@gluon.jit
+def following(stage, parity, C: gl.constexpr):
+    """The next place of a ring, and the parity of its barriers' phase."""
+    wrap = stage == C.STAGES - 1
+    return gl.where(wrap, 0, stage + 1), gl.where(wrap, parity ^ 1, parity)
+
+
+@gluon.jit
+def fetch(desc, row, col, full, empty, parity, to):
+    """Has the copy engine fill a buffer once it is free."""
+    mbarrier.wait(empty, parity)
+    mbarrier.expect(full, desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(desc, [row, col], full, to)
+
+
+@gluon.jit
+def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+    """Keys and values from the last block in sight to the first, keys one block ahead, queries behind the first keys."""
+    q_desc, k_desc, v_desc, _ = descs
+    alpha, beta, norms, _ = tensors
+    heads, H, G, together = counts
+    q_buf, k_buf, v_buf, _, term_buf, _ = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
+    cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([4], [32], [1], [0]))
+    ks, kp, vs, vp, qp = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(1)
+    for step in range(steps(heads, T, C)):
+        head, top, blocks = place(step, heads, together, T, C)
+        b, h = head // H, head % H
+        g = h // (H // G)
+        q_row, k_row, v_row = b * T.q[0] + h * T.q[1] + top, b * T.k[0] + g * T.k[1], b * T.v[0] + g * T.v[1]
+        if C.DISTANCE:
+            a2 = gl.load(alpha + h) * C.UNIT
+            b2 = gl.load(beta + h) * C.UNIT if C.BETA else 0.0
+            ours = norms + (b * G + g).to(gl.int64) * (T.K // C.COLS * C.COLS) + cols
+            ahead = gl.load(ours + (blocks - 1) * C.COLS)
+        for i in range(blocks + 1):
+            at = (blocks - 1 - i) * C.COLS
+            if i < blocks:
+                fetch(k_desc, k_row + at, g * T.k[2], k_full.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
+                if C.DISTANCE:
+                    # Twice as many places as of keys, since these are given back before their terms are read.
+                    term_buf.index(ks + C.STAGES * (kp ^ 1)).store(b2 - a2 * ahead)
+                    mbarrier.arrive(k_full.index(ks), count=1)
+                    ahead = gl.load(ours + gl.maximum(at - C.COLS, 0))
+                ks, kp = following(ks, kp, C)
+            if i == 0:
+                for w in gl.static_range(C.CONSUMERS):
+                    row = q_row + w * C.ROWS
+                    fetch(q_desc, row, h * T.q[2], q_full.index(w), q_empty.index(w), qp, q_buf.index(w))
+            else:
+                row = v_row + at + C.COLS
+                fetch(v_desc, row, g * T.v[2], v_full.index(vs), v_empty.index(vs), vp, v_buf.index(vs))
+                vs, vp = following(vs, vp, C)
+        qp ^= 1
+
+
+@gluon.jit
+def score(s, terms, a2, b2, layout: gl.constexpr, C: gl.constexpr):
+    """Scores in the function's unit."""
+    if C.DISTANCE:
+        return s * a2 + terms.load(gl.SliceLayout(0, layout))[None, :]
+    elif C.BETA:
+        return s * a2 + b2
+    else:
+        return s * a2
+
+
+@gluon.jit
+def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+    """The rows of one warpgroup. Queries times keys run together with the coefficients of the block before times its values."""
+    _, _, _, o_desc = descs
+    alpha, beta, _, stats = tensors
+    heads, H, _, together = counts
+    q_buf, k_buf, v_buf, o_buf, term_buf, col_buf = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    by_row: gl.constexpr = gl.SliceLayout(1, sums)
+    NEXT: gl.constexpr = (W + 1) % C.CONSUMERS
+    q, o_smem, zero = q_buf.index(W), o_buf.index(W), gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
+    ks, kp, vs, vp, qp = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    mine = gl.to_tensor(1 if W == 0 else 0)  # the first turn of all is free
+    for step in range(steps(heads, T, C)):
+        head, top, blocks = place(step, heads, together, T, C)
+        top += W * C.ROWS
+        a2 = gl.load(alpha + head % H) * C.UNIT
+        b2 = gl.load(beta + head % H) * C.UNIT if C.BETA else 0.0
+        if C.CAUSAL and C.ROWS * C.CONSUMERS != C.COLS:
+            if top // C.COLS + 1 < blocks:
+                # The rows of another warpgroup see one block more.
+                mbarrier.wait(k_full.index(ks), kp)
+                mbarrier.arrive(k_empty.index(ks), count=1)
+                ks, kp = following(ks, kp, C)
+                mbarrier.wait(v_full.index(vs), vp)
+                mbarrier.arrive(v_empty.index(vs), count=1)
+                vs, vp = following(vs, vp, C)
+                if C.TURNS:
+                    mbarrier.wait(turn.index(W), mine)
+                    mbarrier.arrive(turn.index(NEXT), count=1)
+                    mine ^= 1
+                blocks -= 1
+        mbarrier.wait(q_full.index(W), qp)
+        mbarrier.wait(k_full.index(ks), kp)
+        s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        mbarrier.arrive(k_empty.index(ks), count=1)
+        t = score(s, term_buf.index(ks + C.STAGES * kp), a2, b2, scores, C)
+        ks, kp = following(ks, kp, C)
+        if C.CAUSAL:
+            # Each warpgroup begins with its one block that crosses the diagonal. Minus infinity has a coefficient of zero.
+            last = top - (blocks - 1) * C.COLS + gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, scores))
+            cols = col_buf.load(gl.SliceLayout(0, scores))
+            t = gl.where(cols[None, :] <= last[:, None], t, -float("inf"))
+        p16, total = weighed(t, gl.zeros([C.ROWS], gl.float32, gl.SliceLayout(1, scores)), C)
+        p = gl.convert_layout(p16, left)
+        o = gl.zeros([C.ROWS, C.D], gl.float32, sums)
+        for _block in range(1, blocks):
+            mbarrier.wait(k_full.index(ks), kp)
+            if C.TURNS:
+                mbarrier.wait(turn.index(W), mine)
+            s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
+            mbarrier.wait(v_full.index(vs), vp)
+            o = warpgroup_mma(p, v_buf.index(vs), o, is_async=True)
+            if C.TURNS:
+                mbarrier.arrive(turn.index(NEXT), count=1)
+                mine ^= 1
+            s = warpgroup_mma_wait(1, deps=(s,))
+            mbarrier.arrive(k_empty.index(ks), count=1)
+            terms = term_buf.index(ks + C.STAGES * kp)
+            ks, kp = following(ks, kp, C)
+            if C.BESIDE:
+                p16, total = weighed(score(s, terms, a2, b2, scores, C), total, C)
+                mbarrier.wait(v_full.index(vs), vp)  # passed above: the assembler moves nothing across its branch
+                o, p, p16 = warpgroup_mma_wait(0, deps=(o, p, p16))
+            else:
+                # Behind the product, whose coefficients then need no registers beside these.
+                o, p, s = warpgroup_mma_wait(0, deps=(o, p, s))
+                p16, total = weighed(score(s, terms, a2, b2, scores, C), total, C)
+            mbarrier.arrive(v_empty.index(vs), count=1)
+            vs, vp = following(vs, vp, C)
+            p = gl.convert_layout(p16, left)
+        if C.DISTANCE:
+            x = q.load(left).to(gl.float32)
+            own = gl.convert_layout(gl.sum(x * x, 1), by_row) * (0.5 * a2)
+        mbarrier.arrive(q_empty.index(W), count=1)
+        qp ^= 1
+        mbarrier.wait(v_full.index(vs), vp)
+        o = warpgroup_mma(p, v_buf.index(vs), o, is_async=True)
+        o = warpgroup_mma_wait(0, deps=(o,))
+        mbarrier.arrive(v_empty.index(vs), count=1)
+        vs, vp = following(vs, vp, C)
+        stat = gl.zeros([C.ROWS], gl.float32, by_row)
+        if C.DIVIDED:
+            # Where even the largest coefficient is next to nothing, a running maximum is wanted.
+            total = gl.convert_layout(total, by_row)
+            total = gl.where(total > LITTLE, total, float("nan"))
+            o = o * (1.0 / total)[:, None]
+            stat = gl.log2(total)
+        elif C.DISTANCE:
+            o = o * gl.exp2(-own)[:, None]
+        if C.STAT:
+            rows = top + gl.arange(0, C.ROWS, layout=by_row)
+            if C.DISTANCE:
+                stat = gl.where(own < ROOM, stat, float("nan"))
+            if C.ACT == "tanh":
+                least = LEAST * (gl.minimum(rows + 1, T.K) if C.CAUSAL else T.K)
+                stat = gl.where(gl.convert_layout(total, by_row) >= least, stat, float("nan"))
+            if C.CAUSAL:
+                # A value that is not finite reaches rows that do not see it: 0 x NaN = NaN.
+                stat += gl.sum(o * 0.0, 1)
+            gl.store(stats + head.to(gl.int64) * T.Q + rows, stat, mask=rows < T.Q)
+        tma.store_wait(0)
+        o_smem.store(o.to(gl.bfloat16))
+        hopper.fence_async_shared()
+        if top < T.Q:
+            tma.async_copy_shared_to_global(o_desc, [head * T.Q + top, 0], o_smem)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def barriers_of(N: gl.constexpr, COUNT: gl.constexpr):
+    found = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(found.index(i), count=COUNT)
+    return found
+
+
+@gluon.jit(do_not_specialize=["heads", "H", "G", "together"])
+def forward_kernel(
+    q_desc, k_desc, v_desc, o_desc, alpha, beta, norms, stats, heads, H, G, together, T, C: gl.constexpr
+):  # fmt: skip
+    """Buffers and barriers of one program, and the parts of its warps. Of heads there are H in each batch, with G of keys."""
+    N: gl.constexpr = C.CONSUMERS
+    S: gl.constexpr = C.STAGES
+    q_buf = gl.allocate_shared_memory(gl.bfloat16, [N, C.ROWS, C.D], q_desc.layout)
+    k_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS, C.D], k_desc.layout)
+    v_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS, C.D], v_desc.layout)
+    o_buf = gl.allocate_shared_memory(gl.bfloat16, [N, C.ROWS, C.D], o_desc.layout)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    term_buf = gl.allocate_shared_memory(gl.float32, [2 * S, C.COLS if C.DISTANCE else 1], line)
+    # Columns are read when they are needed; computed, they would be kept in registers.
+    col_buf = gl.allocate_shared_memory(gl.int32, [C.COLS if C.CAUSAL else 1], line)
+    if C.CAUSAL:
+        col_buf.store(gl.arange(0, C.COLS, layout=gl.BlockedLayout([1], [32], [4], [0])))
+    q_full, q_empty, turn = barriers_of(N, 1), barriers_of(N, 1), barriers_of(N, 1)
+    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
+    v_full, v_empty = barriers_of(S, 1), barriers_of(S, N)
+    descs, tensors, counts = (q_desc, k_desc, v_desc, o_desc), (alpha, beta, norms, stats), (heads, H, G, together)
+    buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf
+    barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, turn
+    first: gl.constexpr = 0
+    second: gl.constexpr = 1
+    third: gl.constexpr = 2
+    if N == 2:
+        gl.warp_specialize([
+            (consume, (first, descs, tensors, counts, buffers, barriers, T, C)),
+            (consume, (second, descs, tensors, counts, buffers, barriers, T, C)),
+            (produce, (descs, tensors, counts, buffers, barriers, T, C)),
+        ], [4, 1], [C.REGISTERS, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (first, descs, tensors, counts, buffers, barriers, T, C)),
+            (consume, (second, descs, tensors, counts, buffers, barriers, T, C)),
+            (consume, (third, descs, tensors, counts, buffers, barriers, T, C)),
+            (produce, (descs, tensors, counts, buffers, barriers, T, C)),
+        ], [4, 4, 1], [C.REGISTERS, C.REGISTERS, 24])  # fmt: skip

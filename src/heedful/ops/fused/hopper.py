@@ -1,0 +1,162 @@
+"""From a problem to the launch of `_hopper`: which ones it serves, where heads lie, how tiles are shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from heedful.ops.fused import _hopper
+from heedful.ops.fused._blocks import Constants
+from heedful.ops.fused._device import chip
+from heedful.ops.fused.activations import UNITS
+
+if TYPE_CHECKING:
+    from heedful.ops.fused.launch import Problem
+
+# Of how many heads tiles may be ordered together.
+TOGETHER = (2, 4, 8, 16, 32)
+
+
+class Numbers(NamedTuple):
+    """Lengths, and where heads begin in the plane of each tensor: rows by batch and by head, columns by head."""
+
+    Q: int
+    K: int
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is fixed when the kernel is compiled."""
+
+    ACT: str
+    UNIT: float
+    D: int
+    CONSUMERS: int  # warpgroups
+    STAGES: int
+    REGISTERS: int  # of a consumer's thread
+    BESIDE: bool  # coefficients are made while the warpgroup's own product runs
+    BETA: bool = False
+    DISTANCE: bool = False
+    DIVIDED: bool = False  # by the sum of the row
+    CAUSAL: bool = False
+    STAT: bool = False
+    TURNS: bool = True  # warpgroups multiply one after the other
+    ROWS: int = 64  # of a warpgroup
+    COLS: int = 128  # keys of a block
+
+
+Plane = tuple[list[int], list[int], int, int, int]
+
+
+def plane(x: Tensor) -> Plane | None:
+    """Shape and strides of the plane that [B, H, n, D] lies in; rows by batch, rows and columns by head where one begins."""
+    B, H, n, D = x.shape
+    by_batch, by_head, by_row, one = x.stride()
+    by_batch, by_head = by_batch if B > 1 else 0, by_head if H > 1 else 0
+    if one != 1 or by_row < D or by_row % 8 or by_batch % by_row or x.data_ptr() % 16:
+        return None
+    beside = by_head % by_row != 0
+    if beside and (H - 1) * by_head + D > by_row:
+        return None
+    rows_b, rows_h, cols_h = by_batch // by_row, 0 if beside else by_head // by_row, by_head if beside else 0
+    return [(B - 1) * rows_b + (H - 1) * rows_h + n, (H - 1) * cols_h + D], [by_row, 1], rows_b, rows_h, cols_h
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why this kernel does not serve a problem, or None."""
+    _, H, G, Q, K = problem.sizes
+    query, key, value = problem.query, problem.key, problem.value
+    if query.device.type != "cuda" or chip(query.device).major != 9:
+        return "made for GPUs of compute capability 9.0"
+    if any(x.dtype != torch.bfloat16 for x in (query, key, value)):
+        return f"bfloat16 alone, which has the range of coefficients that are not divided, got {query.dtype}"
+    if any(x is not None for x in problem[5:13]) or problem.low is not None:
+        return "no mask but causality, and nothing added to scores but a number of the head"
+    if problem.high is not None and (problem.high != 0 or Q != K):
+        return f"causality of as many queries as keys, got j - i <= {problem.high} of {Q} and {K}"
+    if problem.activation not in (("exp",) if problem.distance else ("exp", "sigmoid", "tanh", "relu_squared")):
+        return f"exp, and of products sigmoid and relu_squared, got {problem.activation}"
+    if problem.division not in ((0, 1) if problem.distance else (0,)):
+        return "rows are divided by their sum alone, and where distances are taken"
+    if query.shape[-1] not in (64, 128) or value.shape[-1] != query.shape[-1]:
+        return f"head sizes 64 and 128, got {query.shape[-1]} and {value.shape[-1]}"
+    if not Q or not K or Q % 128 or K % 128 or H % G:
+        return f"lengths that 128 divides, got {Q} and {K}"
+    if any(plane(x) is None for x in (query, key, value)):
+        return "rows of all heads must lie in one plane"
+    if query.shape[0] * H * Q < 128 * chip(query.device).processors:
+        return "too few rows to give every multiprocessor its part"
+    return None
+
+
+@cache
+def balance(heads: int, Q: int, K: int, tall: int, causal: bool, processors: int) -> tuple[int, int]:
+    """How many programs, and of how many heads tiles are ordered together: few, whose keys stay near, unless the load is uneven."""
+    parts = -(-Q // tall)
+    tiles = heads * parts
+    if not causal or tiles <= processors or tiles > 16 * 1024:
+        return min(tiles, processors), 8 if causal else 1
+    # A tile costs about one block more than it has.
+    costs = [min((part * tall + tall - 1) // 128 + 1, K // 128) + 1 for part in reversed(range(parts))]
+    best, found = float("inf"), (processors, 1)
+    for together in (*(x for x in TOGETHER if x < heads), heads):
+        order = [cost for at in range(0, heads, together) for cost in costs for _ in range(min(together, heads - at))]
+        for programs in (processors, processors - processors % 16):
+            load = [0] * programs
+            for i, cost in enumerate(order):
+                turn, at = divmod(i, programs)
+                load[at if turn % 2 == 0 else programs - 1 - at] += cost
+            if max(load) < 0.98 * best:
+                best, found = max(load), (programs, together)
+    return found
+
+
+def form(problem: Problem, stat: bool) -> Form:
+    """How a problem is compiled."""
+    # By head size: what fits into shared memory and registers.
+    sizes = (128, 2, 2, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 160, False)
+    terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
+    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat)
+
+
+@cache
+def constants(chosen: Form) -> Constants:
+    return Constants(chosen)
+
+
+def forward(
+    problem: Problem, out: Tensor, stat: Tensor | None, halves: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None
+) -> None:  # fmt: skip
+    """Launches the kernel once. Half squared norms of keys `[B, G, K]` and `stat` `[B, H, Q]` are needed where distances are taken.
+
+    `stat` gets NaN for rows that are left to another kernel: those beyond the range of a short form, under causality those that are
+    not finite, of a hyperbolic tangent those whose coefficients are small. All others get log2 of their sum, or zero where nothing divides them.
+    """
+    chosen = chosen or form(problem, stat is not None)
+    B, H, G, Q, K = problem.sizes
+    processors = chip(problem.query.device).processors
+    programs, together = balance(B * H, Q, K, chosen.ROWS * chosen.CONSUMERS, chosen.CAUSAL, processors)
+    descs, begins = [], []
+    heights = chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS
+    for x, rows in zip((problem.query, problem.key, problem.value, out), heights, strict=True):
+        found = plane(x)
+        assert found is not None
+        layout = gl.NVMMASharedLayout.get_default_for([rows, chosen.D], gl.bfloat16)
+        descs.append(TensorDescriptor(x, found[0], found[1], [rows, chosen.D], layout))
+        begins.append(found[2:])
+    # Registers of a thread before the warpgroups share them out anew.
+    most = 168 if chosen.CONSUMERS == 2 else 128
+    launch(
+        _hopper.forward_kernel, (programs,), *descs, problem.alpha, problem.beta, halves, stat, B * H, H, G, together,
+        Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most,
+    )  # fmt: skip
