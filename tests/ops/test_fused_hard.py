@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="the fused kernels need triton, which exists for Linux")
 
 
+import heedful.ops.fused as room
 from heedful import (
     Cosine,
     Gaussian,
@@ -107,10 +108,10 @@ def test_the_short_form_serves_what_is_in_range_alone(kernel, monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("bias", "lowered", "short"), [(-5.0, 0.0, True), (0.0, 0.0, True), (-9.0, 0.0, False), (0.0, 12.0, False)]
+    ("bias", "lowered", "short"), [(-5.0, 0.0, True), (0.0, 0.0, True), (0.0, 12.0, False), (-8.0, 1.0, False)]
 )
 def test_small_coefficients_are_not_those_of_a_hyperbolic_tangent(bias, lowered, short, causal, monkeypatch):
-    """A bias that lets none be expected, or scores that all are far below zero: the other form serves, forward and backward."""
+    """Scores that all are far below zero: the other form serves, forward and backward."""
     with_safe_form(monkeypatch, ACT="relu")
     leaves = [0.1 * x.to(DEVICE, torch.float32) for x in shaped(71, 71, 16, 16)]
     leaves[0][..., 0], leaves[1][..., 0] = -4.0, lowered  # scores of -lowered
@@ -122,6 +123,19 @@ def test_small_coefficients_are_not_those_of_a_hyperbolic_tangent(bias, lowered,
         return
     wanted = attend(*leaves, kernel=Sigmoid(1.0, bias), is_causal=causal, impl="reference")
     torch.testing.assert_close(ours, [wanted, *torch.autograd.grad(wanted.sum(), leaves)])
+
+
+def test_who_is_tried_by_a_hyperbolic_tangent():
+    """Sigmoids in 16 bit whose bias is a number that lets large coefficients be expected, unless somebody forbids it."""
+
+    def function(bias, dtype=torch.bfloat16):
+        return room._function(Sigmoid(bias=bias).fused_form, dtype)
+
+    assert [function(bias) for bias in (0.0, -8.5, -8.6, torch.zeros(2))] == ["tanh", "tanh", "sigmoid", "sigmoid"]
+    with room.approximate(False):
+        assert function(0.0) == "sigmoid"
+    assert function(0.0) == "tanh"
+    assert room._function(Gaussian().fused_form, torch.bfloat16) == "exp"
 
 
 def test_keys_far_from_every_query_take_the_other_form():
