@@ -1,10 +1,11 @@
-"""What a call costs the processor that launches it, and what a training step of a small GPT gains or loses by it: `python -m benchmarks.launching`.
+"""What a user gets of the fused kernels on a GPU, in a call and in a model: `python -m benchmarks.launching`.
 
-Three parts, each by the same contestants: torch's `scaled_dot_product_attention`, and `attend` with softmax, sigmoid, squared ReLU and
-Gaussian kernels. `host`: microseconds until a call returns, with the device idle before, without and with gradients. `short`: milliseconds of a
-forward pass at 256 to 4,096 tokens (16,384 in a batch), called one by one and replayed as a CUDA graph. `step`: tokens a second of a training
-step of GPT-2-small (12 layers, 12 heads of 64, causal, autocast to bfloat16, AdamW), eager and compiled, at 1,024 and 4,096 tokens. Results and
-gradients of calls that take the short way are compared with float64 before anything is timed.
+Four parts, by the same contestants: torch's attention, and `attend` with sigmoid, squared ReLU and Gaussian kernels. `host`: microseconds until
+a call returns, with the device idle before: without gradients, with gradients asked for, and with its backward pass. `lengths`: forward and
+backward passes at 256 to 65,536 tokens, head sizes 32 to 256, causal and under masks, replayed as CUDA graphs so that whoever launches them
+does not count, and forward passes called one by one. `step`: tokens a second of a training step of GPT-2-small (12 layers, 12 heads of 64,
+causal, autocast to bfloat16, AdamW), eager and compiled, at 1,024 and 4,096 tokens. Results and gradients, also of calls that take the short
+way, are compared with float64 before anything is timed.
 The raw figures are printed as JSON and go to `benchmarks/results/launching.json`; the exit code is 1 where a bar is missed.
 """
 
@@ -15,34 +16,28 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch import Tensor
 
+from benchmarks import lengths, steps
 from benchmarks.bars import Bar
 from benchmarks.gpu import concluded, machine, prepare
-from benchmarks.timing import RESULTS, WrongResult, interleaved, synchronize
-from heedful import Gaussian, Kernel, ReluSquared, Sigmoid, Softmax, attend
+from benchmarks.lengths import BARRED, KERNELS, MORE, SPEED, TORCH, attention
+from benchmarks.steps import Steps
+from benchmarks.timing import RESULTS, WrongResult, synchronize
+from heedful import attend
 
-KERNELS: dict[str, Kernel] = {
-    "Softmax": Softmax(),
-    "Sigmoid": Sigmoid(bias=-5.0),
-    "ReluSquared": ReluSquared(),
-    "Gaussian raw": Gaussian(normalize=False),
-    "Gaussian": Gaussian(),
-}
 # Microseconds without and with gradients.
 HOST = {"Sigmoid": (60, 110), "ReluSquared": (60, 110), "Gaussian raw": (60, 110), "Gaussian": (80, 140)}
 OVER_TORCH = 15.0
+WAYS = {"without": 0, "with gradients": 1, "and backward": 1}
 # Tokens a second over those of torch's attention: compiled, and eager.
 COMPILED = {"Softmax": 0.99, "Sigmoid": 1.0, "ReluSquared": 1.0, "Gaussian": 0.97}
 EAGER = 0.97
-TORCH = "torch"
 CLOSE = 1e-2
 
 
@@ -50,41 +45,29 @@ CLOSE = 1e-2
 class Setting:
     tokens: int = 16_384
     heads: int = 16
-    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
-    steps: tuple[int, ...] = (1024, 4096)
-    layers: int = 12
-    width: int = 768
-    vocabulary: int = 50_304
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
     repeats: int = 11
-    seconds: float = 600.0  # in which compiled steps are begun
-    compiled: tuple[str, ...] = (TORCH, "Softmax", "Sigmoid", "ReluSquared", "Gaussian")
     device: str = "cuda"
+    step: Steps = field(default_factory=Steps)
 
 
-QUICK = Setting(64, 2, (32,), (32,), 1, 32, 64, 3, 60.0, (), "cpu")
-
-
-def attention(name: str, is_causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    if name == TORCH:
-        return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-    kernel = KERNELS[name]
-    return lambda q, k, v: attend(q, k, v, is_causal=is_causal, kernel=kernel)
+QUICK = Setting(64, 2, (), 3, "cpu", Steps(64, (32,), 1, 32, 64, 3, 60.0, (), "cpu"))
 
 
 def check(setting: Setting) -> dict[str, float]:
     """The largest relative error of results and gradients, each of the third call of a form with other numbers."""
     kind = torch.bfloat16 if setting.device == "cuda" else torch.float32
     errors: dict[str, float] = {}
-    for name in KERNELS:
+    # Heads apart and beside one another; lengths that blocks divide and others; so many pairs that `auto` takes the fused kernels.
+    shapes = ((16, 16, 193, 64), (16, 193, 16, 64), (16, 16, 256, 64), (16, 384, 16, 64), (8, 16, 256, 128))
+    for name, kernel in (KERNELS | MORE).items():
         for causal in (False, True):
-            # Heads apart, and heads beside one another; so many pairs that `auto` takes the fused kernels on a GPU.
-            for shape in ((16, 16, 193, 64), (16, 193, 16, 64)):
+            for shape in shapes if setting.device == "cuda" else shapes[:2]:
                 for _ in range(3):
                     drawn = [torch.randn(shape, device=setting.device).to(kind) for _ in range(4)]
                     drawn = drawn if shape[1] == 16 else [x.transpose(1, 2) for x in drawn]
                     ours = _all(attention(name, causal), drawn)
                 wanted = [x.double() for x in drawn]
-                kernel = KERNELS[name]
                 truth = _all(lambda *x, c=causal, k=kernel: attend(*x, is_causal=c, kernel=k, impl="reference"), wanted)
                 for a, b in zip(ours, truth, strict=True):
                     error = float((a.detach().double() - b.detach()).norm() / b.detach().norm())
@@ -111,20 +94,23 @@ def host(setting: Setting) -> list[dict[str, Any]]:
     kind = torch.bfloat16 if setting.device == "cuda" else torch.float32
     for causal in (False, True):
         for name in (TORCH, *KERNELS):
-            run = attention(name, causal)
             row: dict[str, Any] = {"contestant": name, "causal": causal, "shape": shape}
-            for grad in (False, True):
-                leaves = [torch.randn(shape, device=setting.device, dtype=kind, requires_grad=grad) for _ in range(3)]
-                above = torch.randn(shape, device=setting.device, dtype=kind)
-
-                def call(run=run, leaves=leaves, above=above, grad=grad) -> None:
-                    out = run(*leaves)
-                    if grad:
-                        torch.autograd.grad(out, leaves, above)
-
-                row["with gradients" if grad else "without"] = _returned(call, setting)
+            for way in WAYS:
+                leaves = [torch.randn(shape, device=setting.device, dtype=kind) for _ in range(3)]
+                leaves = [x.requires_grad_(way != "without") for x in leaves]
+                above = torch.randn(shape, device=setting.device, dtype=kind) if way == "and backward" else None
+                row[way] = _returned(_call(attention(name, causal), leaves, above), setting)
             rows.append(row)
     return rows
+
+
+def _call(run: Callable[..., Tensor], leaves: list[Tensor], above: Tensor | None) -> Callable[[], None]:
+    def call() -> None:
+        out = run(*leaves)
+        if above is not None:
+            torch.autograd.grad(out, leaves, above)
+
+    return call
 
 
 def _returned(call: Callable[[], None], setting: Setting) -> float:
@@ -141,124 +127,59 @@ def _returned(call: Callable[[], None], setting: Setting) -> float:
     return round(statistics.median(taken), 1)
 
 
-def short(setting: Setting) -> list[dict[str, Any]]:
-    """Milliseconds of forward passes, one by one and as a CUDA graph."""
-    rows = []
-    for length in setting.lengths if setting.device == "cuda" else ():
-        shape = (setting.tokens // length, setting.heads, length, 64)
-        x = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-        runs = {name: partial(attention(name, False), *x) for name in (TORCH, *KERNELS)}
-        with torch.no_grad():
-            eager = interleaved(runs, setting.repeats, "cuda", 5.0)
-            graphs = interleaved({n: _graph(run) for n, run in runs.items()}, setting.repeats, "cuda", 5.0)
-        flops = 4 * shape[0] * shape[1] * length**2 * 64
-        for name in runs:
-            times = {"called": asdict(eager[name]), "replayed": asdict(graphs[name])}
-            rates = {f"{way} TFLOP/s": round(flops / time["median"] / 1e9, 1) for way, time in times.items()}
-            rows.append({"contestant": name, "shape": shape, **times, **rates})
-    return rows
-
-
-def _graph(run: Callable[[], Tensor]) -> Callable[[], None]:
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int, attention: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.inward, self.outward = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.heads, self.attention = heads, attention
-
-    def forward(self, x: Tensor) -> Tensor:
-        split = self.inward(self.first(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)  # [B, H, 3, n, D]
-        x = x + self.outward(self.attention(*split.unbind(2)).transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(self.second(x))))
-
-
-class Gpt(nn.Module):
-    def __init__(self, setting: Setting, length: int, attention: Callable[..., Tensor]) -> None:
-        super().__init__()
-        wide, heads = setting.width, max(1, setting.width // 64)
-        self.words, self.places = nn.Embedding(setting.vocabulary, wide), nn.Embedding(length, wide)
-        self.blocks = nn.ModuleList(Block(wide, heads, attention) for _ in range(setting.layers))
-        self.norm = nn.LayerNorm(wide)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids) + self.places.weight[: ids.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        logits = self.norm(x) @ self.words.weight.T
-        return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-
-def stepping(setting: Setting, length: int, name: str, mode: str | None) -> Callable[[], Any]:
-    """A training step; `mode` is that of `torch.compile`, None for eager."""
-    torch.manual_seed(0)
-    model: Any = Gpt(setting, length, attention(name, True)).to(setting.device)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=setting.device == "cuda")
-    run = model if mode is None else torch.compile(model, fullgraph=True, mode=mode)
-    ids = torch.randint(setting.vocabulary, (max(1, setting.tokens // length), length), device=setting.device)
-
-    def step() -> None:
-        with torch.autocast(setting.device, torch.bfloat16):
-            loss = run(ids)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def steps(setting: Setting) -> list[dict[str, Any]]:
-    """Eager steps first; compiled ones are begun while there is time, and who has none says so."""
-    rows: list[dict[str, Any]] = []
-    contestants = (TORCH, *KERNELS) if setting.device == "cuda" else (TORCH, "Sigmoid")
-    until = time.monotonic() + setting.seconds
-    graphs = ("Sigmoid",) if setting.compiled else ()
-    ways = [("eager", length, contestants, None) for length in setting.steps]
-    ways += [("compiled", length, setting.compiled, "default") for length in setting.steps]
-    ways += [("reduce-overhead", setting.steps[0], graphs, "reduce-overhead")]
-    for way, length, names, mode in ways:
-        tokens = max(1, setting.tokens // length) * length
-        runs = {}
-        for name in names:
-            if mode and time.monotonic() > until:
-                rows.append({"contestant": name, "way": way, "length": length, "skipped": "no time was left"})
-                continue
-            if mode:
-                torch._dynamo.reset()
-            runs[name] = stepping(setting, length, name, mode)
-            for _ in range(3):
-                runs[name]()
-            synchronize(setting.device)
-        for name, found in (interleaved(runs, setting.repeats, setting.device) if runs else {}).items():
-            rate = round(1e3 * tokens / found.median)
-            rows.append(
-                {"contestant": name, "way": way, "length": length, "milliseconds": asdict(found), "tokens/s": rate}
-            )
-            print(rows[-1], file=sys.stderr, flush=True)
-    return rows
+def by_length(setting: Setting) -> list[dict[str, Any]]:
+    asked = lengths.cases(setting.tokens, setting.heads, setting.lengths) if setting.device == "cuda" else []
+    return lengths.timed(asked, setting.repeats)
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:
+    return [*_host_bars(found["host"]), *_length_bars(found["lengths"]), *_step_bars(found["step"])]
+
+
+def _host_bars(rows: list[dict[str, Any]]) -> list[Bar]:
     judged = []
-    by = {(row["contestant"], row["causal"]): row for row in found["host"]}
+    by = {(row["contestant"], row["causal"]): row for row in rows}
     for (name, causal), row in by.items():
         where = f"{name}{', causal' if causal else ''}"
-        for at, way in enumerate(("without", "with gradients")):
+        for way, at in WAYS.items():
             if name in HOST:
-                judged.append(Bar(where, f"us of host, {way}", HOST[name][at], at_least=False, value=row[way]))
+                note = f"(torch's own: {by[TORCH, causal][way]})"
+                judged.append(Bar(where, f"us of host, {way}", HOST[name][at], False, row[way], note))
         if name == "Softmax" and not causal:
             over = row["without"] - by[TORCH, causal]["without"]
             judged.append(Bar(where, "us of host over torch's", OVER_TORCH, at_least=False, value=round(over, 1)))
-    timed = [row for row in found["step"] if "tokens/s" in row]
+    return judged
+
+
+def _length_bars(rows: list[dict[str, Any]]) -> list[Bar]:
+    """The least ratio over lengths for each kernel, head size and direction, with and without causality."""
+    judged = []
+    plain = [row for row in rows if not row["mask"] and row["shape"][3] in (64, 128) and row["shape"][2] in BARRED]
+    theirs = {(*row["shape"], row["causal"]): row for row in plain if row["contestant"] == TORCH and "forward" in row}
+    for name, bound in SPEED.items():
+        for size in (64, 128):
+            for causal in (False, True):
+                mine = [r for r in plain if (r["contestant"], r["shape"][3], r["causal"]) == (name, size, causal)]
+                for way in ("forward", "backward") if mine else ():
+                    ratios = [
+                        (r["TFLOP/s"][way] / theirs[*r["shape"], causal]["TFLOP/s"][way], r["shape"][2])
+                        for r in mine
+                        if "forward" in r
+                    ]
+                    where = f"{name}, head size {size}{', causal' if causal else ''}"
+                    if len(ratios) < len(mine):
+                        judged.append(Bar(where, f"{way}: speed / cuDNN", bound, note="a length has no figure"))
+                        continue
+                    least, length = min(ratios)
+                    judged.append(
+                        Bar(where, f"{way}: least speed / cuDNN", bound, value=round(least, 3), note=f"(n = {length})")
+                    )
+    return judged
+
+
+def _step_bars(rows: list[dict[str, Any]]) -> list[Bar]:
+    judged = []
+    timed = [row for row in rows if "tokens/s" in row]
     rates = {(row["way"], row["length"], row["contestant"]): row["tokens/s"] for row in timed}
     for (way, length, name), rate in rates.items():
         bound = EAGER if way == "eager" else COMPILED.get(name)
@@ -275,20 +196,38 @@ def main(given: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes that try the driver and judge nothing")
     parser.add_argument("--eager", action="store_true", help="without compiled steps, which take minutes to compile")
-    parser.add_argument("--seconds", type=float, default=Setting.seconds, help="begin no compiled step after so many")
+    parser.add_argument(
+        "--only", nargs="+", choices=("host", "lengths", "step"), help="these parts alone, kept nowhere"
+    )
+    parser.add_argument("--seconds", type=float, default=Steps.seconds, help="begin no compiled step after so many")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the raw figures go")
     asked = parser.parse_args(given)
     if not asked.quick and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; --quick tries the driver on a CPU")
-    setting = QUICK if asked.quick else Setting(seconds=asked.seconds, **({"compiled": ()} if asked.eager else {}))
+    step = Steps(seconds=asked.seconds, **({"compiled": ()} if asked.eager else {}))
+    setting = QUICK if asked.quick else Setting(step=step)
     prepare(setting.device)
-    parts = {"errors": check, "host": host, "short": short, "step": steps}
-    found: dict[str, Any] = {}
+    parts: dict[str, Callable[[], Any]] = {
+        "host": lambda: host(setting),
+        "lengths": lambda: by_length(setting),
+        "step": lambda: steps.timed(setting.step),
+    }
+    wanted = asked.only or list(parts)
+    if setting.device == "cuda":
+        begun = time.monotonic()
+        lengths.compile_ahead(lengths.cases(setting.tokens, setting.heads, setting.lengths))
+        if "step" in wanted:
+            steps.compile_ahead(setting.step)
+        print(f"compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    found: dict[str, Any] = {"errors": check(setting)}
+    print("errors", found["errors"], file=sys.stderr, flush=True)
     for name, part in parts.items():
-        found[name] = part(setting)
-        print(name, found[name], file=sys.stderr, flush=True)
+        begun = time.monotonic()
+        found[name] = part() if name in wanted else []
+        print(f"{name} in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     result = {"machine": machine(setting.device), "setting": asdict(setting), **found}
-    return concluded(result, [] if asked.quick else bars(found), None if asked.quick else asked.out / "launching.json")
+    keeps = not asked.quick and not asked.only
+    return concluded(result, [] if asked.quick else bars(found), asked.out / "launching.json" if keeps else None)
 
 
 if __name__ == "__main__":

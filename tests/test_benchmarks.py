@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, bars, datapoints, flow, gpu, launching, pages, search, series, times, timing  # noqa: E402
+from benchmarks import accuracy, bars, datapoints, flow, gpu, launching, lengths, pages, search, series, times, timing  # noqa: E402
 from benchmarks.contest import hold  # noqa: E402
 from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
 
@@ -451,23 +451,25 @@ def test_launching_is_compared_before_it_is_timed(monkeypatch, capsys):
     told = json.loads(capsys.readouterr().out)
     assert max(told["errors"].values()) < 1e-5
     assert {row["contestant"] for row in told["step"]} == {"torch", "Sigmoid"}
-    assert all(row["without"] > 0 and row["with gradients"] > 0 for row in told["host"])
-    monkeypatch.setitem(launching.KERNELS, "Softmax", Sigmoid())
-    right = launching.attend
-    monkeypatch.setattr(launching, "attend", lambda *given, **more: right(*given, **more) * (1 if "impl" in more else 1.1))  # fmt: skip
+    assert all(row[way] > 0 for row in told["host"] for way in launching.WAYS)
+    right = lengths.attend
+    monkeypatch.setattr(lengths, "attend", lambda *given, **more: right(*given, **more) * 1.1)
     with pytest.raises(timing.WrongResult, match="Softmax has relative error"):
         launching.check(launching.QUICK)
 
 
 def test_bars_of_launching():
     def found(host, rate):
-        rows = [{"contestant": name, "causal": False, "without": host, "with gradients": host} for name in ("torch", "Softmax", "Sigmoid")]  # fmt: skip
+        rows = [{"contestant": name, "causal": False} | dict.fromkeys(launching.WAYS, host) for name in ("torch", "Softmax", "Sigmoid")]  # fmt: skip
+        speeds = [{"contestant": name, "shape": [1, 1, length, 64], "causal": False, "mask": "", "forward": {}, "TFLOP/s": {"forward": 500 * share, "backward": 400 * share}} for length in (256, 512, 1024) for name, share in (("torch", 1), ("Sigmoid", rate if length == 512 else 1.1 if length > 512 else 0.1))]  # fmt: skip
         steps = [{"contestant": name, "way": way, "length": 8, "tokens/s": 100 * share} for way in ("eager", "compiled") for name, share in (("torch", 1), ("Sigmoid", rate))]  # fmt: skip
-        return {"host": rows, "step": steps}
+        return {"host": rows, "lengths": speeds, "step": steps}
 
     assert {bar.verdict for bar in launching.bars(found(50, 1.0))} == {"met"}
     missed = [bar.what for bar in launching.bars(found(120, 0.9)) if bar.verdict == "MISSED"]
-    assert missed == ["us of host, without", "us of host, with gradients", *["tokens/s over torch's"] * 2]
+    host = ["us of host, without", "us of host, with gradients", "us of host, and backward"]
+    speed = ["forward: least speed / cuDNN", "backward: least speed / cuDNN"]
+    assert missed == [*host, *speed, *["tokens/s over torch's"] * 2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no CUDA device")

@@ -506,6 +506,7 @@ FORMS = {
     "heads apart": lambda: torch.randn(4, 16, 16, 193, 64, device="cuda", dtype=torch.bfloat16).unbind(),
     "heads beside one another": lambda: torch.randn(16, 193, 4, 16, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 3).unbind(2),
     "whole blocks": lambda: torch.randn(4, 8, 16, 256, 128, device="cuda", dtype=torch.bfloat16).unbind(),
+    "whole blocks beside one another": lambda: torch.randn(16, 384, 4, 16, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 3).unbind(2),
 }  # fmt: skip
 
 
@@ -535,6 +536,48 @@ def test_later_calls_of_a_form_are_as_right_as_the_first(kernel, is_causal, name
         gradients = torch.autograd.grad(out, leaves[:count], above)
         for one, other in zip(gradients, torch.autograd.grad(wanted, truths[:count], above.double()), strict=True):
             assert relative_error(one, other) < 2e-2, at
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("filler", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize(
+    "kernel", [Sigmoid(), Sigmoid(bias=-10.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr
+)
+def test_what_comes_later_is_hidden(kernel, filler, size):
+    """Causality alone, in whole blocks: a key or a value that no query sees yet moves no result and no gradient of theirs."""
+    x = [torch.randn(16, 16, 256, size, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    made = []
+    for at in (1.0, filler):
+        query, key, value = (one.clone() for one in x[:3])
+        key[1, 2, 201], value[3, 4, 77] = at, at
+        leaves = [one.requires_grad_() for one in (query, key, value)]
+        out = attend(*leaves, is_causal=True, kernel=kernel)
+        seen = torch.ones_like(out)
+        seen[1, 2, 201:], seen[3, 4, 77:] = 0.0, 0.0
+        gradients = torch.autograd.grad(out, leaves, torch.where(seen.bool(), x[3], 0.0))
+        made.append((out, gradients[0], seen.bool()))
+    for one, other in zip(made[0][:2], made[1][:2], strict=True):
+        torch.testing.assert_close(one[made[0][2]], other[made[0][2]])
+
+
+def test_small_coefficients_keep_their_precision_on_the_device():
+    """Scores of about -12: the hardware's hyperbolic tangent would be off by a tenth of such a coefficient."""
+    for size in (64, 128):
+        for is_causal in (False, True):
+            leaves = [torch.randn(16, 16, 256, size, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+            leaves[0][..., 0], leaves[1][..., 0] = -12.0 * size**0.5, 1.0
+            leaves = [x.requires_grad_() for x in leaves]
+            truths = [x.detach().double().requires_grad_() for x in leaves]
+            out = attend(*leaves, is_causal=is_causal, kernel=Sigmoid())
+            wanted = attend(*truths, is_causal=is_causal, kernel=Sigmoid(), impl="reference")
+            assert float((out - wanted).norm() / wanted.norm()) < 1e-2
+            above = torch.randn_like(out)
+            for one, other in zip(
+                torch.autograd.grad(out, leaves, above),
+                torch.autograd.grad(wanted, truths, above.double()),
+                strict=True,
+            ):
+                assert float((one - other).norm() / other.norm()) < 2e-2
 
 
 def test_a_graph_replays_fused_calls():

@@ -72,11 +72,15 @@ def plane(x: Tensor) -> Plane | None:
     return [(B - 1) * rows_b + (H - 1) * rows_h + n, (H - 1) * cols_h + D], [by_row, 1], rows_b, rows_h, cols_h
 
 
+def is_cuda(x: Tensor) -> bool:
+    return x.device.type == "cuda"
+
+
 def refuse(problem: Problem) -> str | None:
     """Why this kernel does not serve a problem, or None."""
     _, H, G, Q, K = problem.sizes
     query, key, value = problem.query, problem.key, problem.value
-    if query.device.type != "cuda" or chip(query.device).major != 9:
+    if not is_cuda(query) or chip(query.device).major != 9:
         return "made for GPUs of compute capability 9.0"
     if any(x.dtype != torch.bfloat16 for x in (query, key, value)):
         return f"bfloat16 alone, which has the range of coefficients that are not divided, got {query.dtype}"

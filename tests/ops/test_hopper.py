@@ -1,0 +1,116 @@
+"""The forward pass for Hopper as far as it goes without one: whom it serves, where heads lie, who serves what it leaves."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
+
+from heedful import Gaussian, ReluSquared, Sigmoid, attend
+from heedful.ops.fused import hopper, launch
+from heedful.ops.fused._device import Chip
+from interpreted import needs_interpreter
+
+SHAPE = (3, 5, 7, 8)
+
+
+def laid(name):
+    """Heads apart, beside one another, and beside one another as a slice of a joint projection."""
+    B, H, n, D = SHAPE
+    numbers = torch.arange(3.0 * B * H * n * D)
+    return {
+        "apart": lambda: numbers[: B * H * n * D].view(SHAPE),
+        "beside": lambda: numbers[: B * H * n * D].view(B, n, H, D).transpose(1, 2),
+        "joint": lambda: numbers.view(B, n, 3, H, D)[:, :, 1].transpose(1, 2),
+        "one head": lambda: numbers[: B * n * D].view(B, n, 1, D).transpose(1, 2),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["apart", "beside", "joint", "one head"])
+def test_a_plane_holds_every_row_where_it_says(name):
+    x = laid(name)
+    shape, strides, rows_b, rows_h, cols_h = hopper.plane(x)
+    flat = torch.as_strided(x, shape, strides)
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            row, column = b * rows_b + h * rows_h, h * cols_h
+            assert torch.equal(flat[row : row + x.shape[2], column : column + x.shape[3]], x[b, h])
+
+
+def test_what_lies_in_no_plane():
+    x = laid("apart")
+    for other in (x.mT, x.transpose(0, 2), torch.zeros(3, 5, 7, 6)):
+        assert hopper.plane(other) is None
+    assert hopper.plane(x.expand(3, *SHAPE[1:])) is not None
+
+
+@pytest.mark.parametrize(("heads", "length", "tall"), [(32, 1152, 192), (7, 256, 128), (256, 1024, 192)])
+def test_every_program_has_its_part(heads, length, tall):
+    programs, together = hopper.balance(heads, length, length, tall, True, 132)
+    tiles = heads * -(-length // tall)
+    assert 1 <= programs <= min(132, tiles)
+    assert together >= 1
+
+
+def problem(dtype=torch.bfloat16, size=64, length=128, batch=16, **changes):
+    shape = (batch, 16, length, size)
+    query, key, value = (torch.empty(shape, dtype=dtype, device="meta") for _ in range(3))
+    settled = {"block_size": [1, 1], "low": None, "high": None, "activation": "sigmoid", "degree": 1, "division": 0, "distance": False}  # fmt: skip
+    return launch.Problem(query, key, value, torch.ones(16), *(None,) * 9, **settled)._replace(**changes)
+
+
+REFUSED = {
+    "compute capability": problem(),
+    "bfloat16": problem(torch.float16),
+    "no mask": problem(low=-5),
+    "causality of as many": problem(high=3),
+    "exp, and of products": problem(activation="power"),
+    "divided": problem(division=2),
+    "head sizes": problem(size=96),
+    "128 divides": problem(length=130),
+    "too few rows": problem(batch=1),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_who_is_refused(reason, monkeypatch):
+    monkeypatch.setattr(hopper, "chip", lambda device: Chip(8 if reason == "compute capability" else 9, 132, 2**17))
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0)
+    monkeypatch.setattr(hopper, "is_cuda", lambda x: True)
+    assert reason in hopper.refuse(REFUSED[reason])
+    assert hopper.refuse(problem()) is None or reason == "compute capability"
+
+
+@needs_interpreter
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", [Sigmoid(bias=-3.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr)  # fmt: skip
+def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
+    """A stand-in that computes nothing of some rows and marks them; all others stay as it gave them."""
+    leaves = [torch.randn(2, 3, 71, 16, requires_grad=True) for _ in range(3)]
+    wanted = attend(*leaves, is_causal=causal, kernel=kernel, impl="reference")
+    gradients = torch.autograd.grad(wanted.sum(), leaves)
+    marked = []
+
+    def forward(problem, out, stat, halves, launch):
+        out[:] = wanted.detach()
+        if stat is None:
+            return
+        stat[:] = 0.0
+        if problem.division:
+            scores = kernel.fold(problem.query, problem.key)
+            t = scores.query @ scores.key.mT * scores.scale + (
+                0 if scores.column is None else scores.column[..., None, :]
+            )
+            t = t.masked_fill(torch.ones(71, 71).triu(1).bool(), -torch.inf) if causal else t
+            stat[:] = t.logsumexp(-1) / torch.log(torch.tensor(2.0))
+        out[1, 2, 40:], stat[1, 2, 50] = 7.0, torch.nan
+        marked.append(stat)
+
+    monkeypatch.setattr(launch, "_hopper", lambda problem: forward)
+    monkeypatch.setattr(launch, "chip", lambda device: Chip(9, 1, 2**17))
+    out = attend(*leaves, is_causal=causal, kernel=kernel, impl="triton")
+    assert bool(marked) == (causal or not isinstance(kernel, ReluSquared))
+    if marked:
+        torch.testing.assert_close(out[1, 2, 32:64], wanted[1, 2, 32:64], rtol=1e-4, atol=1e-5)
+        assert bool((out[1, 2, 64:] == 7.0).all())  # in a block without a mark
+        return
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), leaves), gradients, rtol=1e-4, atol=1e-4)
