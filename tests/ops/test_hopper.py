@@ -85,7 +85,7 @@ def test_who_is_refused(reason, monkeypatch):
 @pytest.mark.parametrize("kernel", [Sigmoid(bias=-3.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr)  # fmt: skip
 def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
     """A stand-in that computes nothing of some rows and marks them; all others stay as it gave them."""
-    leaves = [torch.randn(2, 3, 71, 16, requires_grad=True) for _ in range(3)]
+    leaves = [torch.randn(2, 3, 96, 16, requires_grad=True) for _ in range(3)]
     wanted = attend(*leaves, is_causal=causal, kernel=kernel, impl="reference")
     gradients = torch.autograd.grad(wanted.sum(), leaves)
     marked = []
@@ -100,7 +100,7 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
             t = scores.query @ scores.key.mT * scores.scale + (
                 0 if scores.column is None else scores.column[..., None, :]
             )
-            t = t.masked_fill(torch.ones(71, 71).triu(1).bool(), -torch.inf) if causal else t
+            t = t.masked_fill(torch.ones(96, 96).triu(1).bool(), -torch.inf) if causal else t
             stat[:] = t.logsumexp(-1) / torch.log(torch.tensor(2.0))
         out[1, 2, 40:], stat[1, 2, 50] = 7.0, torch.nan
         marked.append(stat)

@@ -1,5 +1,8 @@
 """Launches made again with other tensors: what is kept is a form, not a call."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -94,6 +97,20 @@ def test_the_launcher_in_c_is_given_what_its_wrapper_would_give(stream, monkeypa
     assert third[18:20] == (y.data_ptr(), out.data_ptr())
     assert third[21:23] == (0, 11)
     assert third[23] == Terms(1, 1, 2, 2, y.data_ptr(), hk=other.data_ptr())
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "4.0.0"])
+def test_no_tensor_of_the_first_call_is_kept(version, monkeypatch):
+    monkeypatch.setattr(triton, "__version__", version)
+    driver = type("Driver", (), {"utils": type("Utils", (), {"fill_tma_descriptor": None})})
+    monkeypatch.setattr(type(triton.runtime.driver), "active", property(lambda self: driver), raising=False)
+    tensors = [torch.zeros(2, 4), torch.zeros(3)]
+    gone = [weakref.ref(x) for x in tensors]
+    known = Prepared(recorded(Kernel(), *tensors))
+    tensors.clear()
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+    assert known.launches
 
 
 def test_scratch_memory_is_nobody_elses(stream, monkeypatch):

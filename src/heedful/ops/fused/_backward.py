@@ -93,7 +93,7 @@ def backward_rows(
 
 @triton.jit
 def of_rows(q, do, delta, shift, k_, v_, m, b, h, g, T, C: tl.constexpr):
-    """Masked keys before, whole keys between, masked keys behind; all masked where a list names them."""
+    """Masked keys before, whole keys between, masked keys behind; a list names the whole ones first."""
     sums = (
         tl.zeros([C.BM, C.D], tl.float32),
         tl.zeros([C.BM], tl.float32),
@@ -104,7 +104,9 @@ def of_rows(q, do, delta, shift, k_, v_, m, b, h, g, T, C: tl.constexpr):
     last, first, full, least, end = stretch(m, b, h, T, C)
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
-        sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, 0, end, last, b, h, g, True, T, C)
+        full = tl.load(base(T.full, T.count_b, T.count_h, b, h) + m)
+        sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, 0, full, last, b, h, g, False, T, C)
+        sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, full, end, last, b, h, g, True, T, C)
     else:
         if C.LOW:
             sums = walk_rows(sums, q, do, delta, shift, k_, v_, m, first, full, last, b, h, g, True, T, C)
@@ -270,12 +272,14 @@ def keep_own(dright_, dbias_, dright, own, cols, seen, b, h, T, C: tl.constexpr)
 
 @triton.jit
 def of_columns(sums, k, v, term, q_, do_, stat_, delta_, n, b, h, weight, T, C: tl.constexpr):
-    """Masked rows before, whole rows between, masked rows behind; all masked where a list names them."""
+    """Masked rows before, whole rows between, masked rows behind; a list names the whole ones first."""
     n0 = n * C.BN
     last = tl.load(T.lengths + b * T.H + h).to(tl.int32) if C.LENGTHS else T.K
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + n)
-        sums = walk_columns(sums, k, v, term, q_, do_, stat_, delta_, n, 0, end, last, b, h, weight, True, T, C)
+        full = tl.load(base(T.full, T.count_b, T.count_h, b, h) + n)
+        sums = walk_columns(sums, k, v, term, q_, do_, stat_, delta_, n, 0, full, last, b, h, weight, False, T, C)
+        sums = walk_columns(sums, k, v, term, q_, do_, stat_, delta_, n, full, end, last, b, h, weight, True, T, C)
     else:
         first, end = 0, tl.where(n0 < last, T.Q, 0)
         if C.HIGH:

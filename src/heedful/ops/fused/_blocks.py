@@ -115,6 +115,7 @@ class Terms(NamedTuple):
     count: Any = None  # how many blocks are in each row of `order`, which lists them
     count_b: int = 0
     count_h: int = 0
+    full: Any = None  # and how many of these, the first, need no mask
     order: Any = None
     order_b: int = 0
     order_h: int = 0

@@ -23,15 +23,22 @@ def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
 
 
 @triton.jit
-def forward_left(q_, k_, v_, out_, stat_, count, T, C: tl.constexpr):
-    """The same for blocks that another kernel has left: those with a row whose `stat` is NaN. Programs take blocks by turns."""
-    blocks = tl.cdiv(T.Q, C.BM)
-    for at in range(tl.program_id(0), count, tl.num_programs(0)):
-        m, head = at % blocks, at // blocks
-        rows = m * C.BM + tl.arange(0, C.BM)
-        told = tl.load(stat_ + head.to(tl.int64) * T.Q + rows, mask=rows < T.Q, other=0.0)
-        if tl.max(tl.where(told != told, 1, 0)) > 0:
-            of_block(q_, k_, v_, out_, stat_, m, head // T.H, head % T.H, T, C, C)
+def forward_left(q_, k_, v_, out_, stat_, count, T, C: tl.constexpr, SPAN: tl.constexpr):
+    """The same for blocks that another kernel has left: those with a row whose `stat` is NaN. Most often there are none: programs look
+    through SPAN blocks at once, whose rows lie one behind the other."""
+    blocks = T.Q // C.BM
+    for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
+        several = first * C.BM + tl.arange(0, SPAN * C.BM)
+        if has_nan(tl.load(stat_ + several, mask=several < count * C.BM, other=0.0)):
+            for at in range(first, tl.minimum(first + SPAN, count)):
+                if has_nan(tl.load(stat_ + at * C.BM + tl.arange(0, C.BM))):
+                    head = at // blocks
+                    of_block(q_, k_, v_, out_, stat_, at % blocks, head // T.H, head % T.H, T, C, C)
+
+
+@triton.jit
+def has_nan(x):
+    return tl.max(tl.where(x != x, 1, 0)) > 0
 
 
 @triton.jit
@@ -116,14 +123,16 @@ def stretch(m, b, h, T, C: tl.constexpr):
 
 @triton.jit
 def sums(q, own, k_, v_, m, b, h, g, T, C: tl.constexpr):
-    """Masked blocks before, whole blocks between, masked blocks behind; all masked where a list names them."""
+    """Masked blocks before, whole blocks between, masked blocks behind; a list names the whole ones first."""
     acc = tl.zeros([C.BM, C.E], tl.float32)
     total = tl.zeros([C.BM, 16] if C.DOTS else [C.BM], tl.float32)
     top = tl.full([C.BM], 0.0 if C.SHORT else -float("inf"), tl.float32)
     last, first, full, least, end = stretch(m, b, h, T, C)
     if C.LIST:
         end = tl.load(base(T.count, T.count_b, T.count_h, b, h) + m)
-        acc, total, top = walk(acc, total, top, q, own, k_, v_, m, 0, end, last, b, h, g, True, T, C)
+        full = tl.load(base(T.full, T.count_b, T.count_h, b, h) + m)
+        acc, total, top = walk(acc, total, top, q, own, k_, v_, m, 0, full, last, b, h, g, False, T, C)
+        acc, total, top = walk(acc, total, top, q, own, k_, v_, m, full, end, last, b, h, g, True, T, C)
     else:
         if C.LOW:
             acc, total, top = walk(acc, total, top, q, own, k_, v_, m, first, full, last, b, h, g, True, T, C)

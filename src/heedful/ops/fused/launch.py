@@ -21,6 +21,7 @@ from heedful.ops.fused.activations import UNITS
 from heedful.ops.fused.prepared import Recorder
 
 INTERPRETED = interpreting()
+SPAN = 16  # blocks whose marks are looked through at once
 HOPPER = ("3.6.",)  # versions of Triton that `hopper` was tried with: Gluon is experimental, and changes between them
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -133,8 +134,8 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
             recorder.launch(_forward.forward, (count,), *tiles, out, stat, terms, *forms, **chosen.options)
         else:
             safe = constants(replace(spec, DOTS=False))
-            grid = (min(count, 4 * chip(device).processors),)
-            recorder.launch(_forward.forward_left, grid, *tiles, out, mark, count, terms, safe, **chosen.options)
+            grid = (min(_parts(count, SPAN), 2 * chip(device).processors),)
+            recorder.launch(_forward.forward_left, grid, *tiles, out, mark, count, terms, safe, SPAN, **chosen.options)
 
     _fitting("forward", problem, go)
     return out, stat
@@ -277,8 +278,8 @@ def _prepare(
     query, value = problem.query, problem.value
     listed: dict[str, Any] = {}
     if problem.listed:
-        active = _active(problem, chosen.rows, chosen.cols)
-        listed = _list(active.mT if transposed else active)
+        some, whole = _sight(problem, chosen.rows, chosen.cols)
+        listed = _list(some.mT, whole.mT) if transposed else _list(some, whole)
     left, right = (None if x is None else unit_stride(x) for x in (problem.left, problem.right))
     bias, keep = problem.bias, problem.keep
     blocks = None if problem.blocks is None else problem.blocks.contiguous()
@@ -344,33 +345,38 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def _active(problem: Problem, rows: int, cols: int) -> Tensor:
-    """Which blocks of pairs hold a pair in sight (or may): [B | 1, H | 1, row blocks, column blocks]."""
+def _sight(problem: Problem, rows: int, cols: int) -> tuple[Tensor, Tensor]:
+    """Which blocks of pairs hold a pair in sight (or may), and in which all pairs are: [B | 1, H | 1, row blocks, column blocks]."""
     _, _, _, Q, K = problem.sizes
     device = problem.query.device
     top = torch.arange(0, Q, rows, device=device)[:, None]
     first = torch.arange(0, K, cols, device=device)
-    active = torch.ones(1, 1, top.shape[0], first.shape[0], dtype=torch.bool, device=device)
+    bottom, last = (top + rows).clamp_max(Q) - 1, (first + cols).clamp_max(K) - 1
+    some = torch.ones(1, 1, top.shape[0], first.shape[0], dtype=torch.bool, device=device)
+    whole = some & (first + cols <= K)
     if problem.high is not None:
-        active = active & (first <= (top + rows).clamp_max(Q) - 1 + problem.high)
+        some, whole = some & (first <= bottom + problem.high), whole & (last <= top + problem.high)
     if problem.low is not None:
-        active = active & ((first + cols).clamp_max(K) - 1 >= top + problem.low)
+        some, whole = some & (last >= top + problem.low), whole & (first >= bottom + problem.low)
     if problem.lengths is not None:
-        active = active & (first < problem.lengths[..., None, None])
+        lengths = problem.lengths[..., None, None]
+        some, whole = some & (first < lengths), whole & (last < lengths)
     if problem.query_ids is not None and problem.key_ids is not None:
-        least, most = _extent(problem.query_ids, rows)
-        low, high = _extent(problem.key_ids, cols)
-        active = active & (least[..., :, None] <= high[..., None, :]) & (low[..., None, :] <= most[..., :, None])
+        least, most = (x[..., :, None] for x in _extent(problem.query_ids, rows))
+        low, high = (x[..., None, :] for x in _extent(problem.key_ids, cols))
+        some, whole = some & (least <= high) & (low <= most), whole & (least == high) & (low == most)
     if problem.keep is not None:
-        active = active & _any(_any(problem.keep, cols).mT, rows).mT
+        some = some & _any(_any(problem.keep, cols).mT, rows).mT
+        whole = whole & ~_any(_any(~problem.keep, cols).mT, rows).mT
     if problem.blocks is not None:
         height, width = problem.block_size
         seen = pad(problem.blocks.long().cumsum(-1).cumsum(-2), (1, 0, 1, 0))
-        begin, end = top[:, 0] // height, ((top[:, 0] + rows).clamp_max(Q) - 1) // height + 1
-        left, right = first // width, ((first + cols).clamp_max(K) - 1) // width + 1
+        begin, end = top[:, 0] // height, bottom[:, 0] // height + 1
+        left, right = first // width, last // width + 1
         lines = seen[..., end, :] - seen[..., begin, :]
-        active = active & (lines[..., right] - lines[..., left] > 0)
-    return active
+        count = lines[..., right] - lines[..., left]
+        some, whole = some & (count > 0), whole & (count == (end - begin)[:, None] * (right - left))
+    return some, whole
 
 
 def _any(keep: Tensor, size: int) -> Tensor:
@@ -388,11 +394,12 @@ def _extent(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return torch.cat((ids, last), dim=-1).unflatten(-1, (-1, size)).aminmax(dim=-1)
 
 
-def _list(active: Tensor) -> dict[str, Any]:
-    """The active blocks of every row, one behind the other."""
-    order = torch.argsort((~active).to(torch.uint8), dim=-1, stable=True).to(torch.int32).contiguous()
-    count = active.sum(dim=-1, dtype=torch.int32).contiguous()
-    return _strided("order", order, "bhm") | _strided("count", count, "bh")
+def _list(some: Tensor, whole: Tensor) -> dict[str, Any]:
+    """The blocks of every row that hold pairs in sight, one behind the other: those in which all are, then those that need a mask."""
+    some, whole = torch.broadcast_tensors(some, whole & some)
+    order = torch.argsort(2 - some.to(torch.uint8) - whole.to(torch.uint8), dim=-1, stable=True).to(torch.int32)
+    count, full = (x.sum(dim=-1, dtype=torch.int32).contiguous() for x in (some, whole))
+    return _strided("order", order.contiguous(), "bhm") | _strided("count", count, "bh") | {"full": full}
 
 
 def _strided(name: str, x: Tensor | None, axes: str) -> dict[str, Any]:

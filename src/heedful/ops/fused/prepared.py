@@ -85,14 +85,15 @@ class Launch:
         self.terms: list[tuple[int, list[Any], list[tuple[int, int]]]] = []
         for one in args:
             at = len(self.args)
-            self.args.append(one)
+            # No tensor of this call is kept.
+            self.args.append(None if isinstance(one, Tensor | Terms) or hasattr(one, "block_shape") else one)
             if hasattr(one, "block_shape"):
                 make = _encoder(one, encoded[len(self.tiles)]) if self.is_raw else _describer(one)
                 self.tiles.append(Tile(at, slot(one.base), make, {}))
                 self.args += (*one.shape, *one.strides) if self.is_raw else ()
             elif isinstance(one, Terms):
                 places = [(place, slot(x)) for place, x in enumerate(one) if isinstance(x, Tensor)]
-                self.terms.append((at, list(one), places))
+                self.terms.append((at, [None if isinstance(x, Tensor) else x for x in one], places))
             elif isinstance(one, Tensor):
                 self.pointers += [(at, slot(one))] if one.numel() else []
                 self.args[at] = 0
