@@ -43,28 +43,39 @@ def signature(
     """All that decides how such a call is computed; None where more does."""
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
+    if not (scale is None or type(scale) is float) or torch._C._are_functorch_transforms_active():
+        return None
     device, dtype = query.device, query.dtype
-    if not (device.type == "cuda" or (device.type == "cpu" and not is_causal)) or query.dim() != 4:
+    if dtype != key.dtype or dtype != value.dtype:
         return None
-    same = key.device == value.device == device and dtype == key.dtype == value.dtype
-    same = same and key.shape[:-1] == value.shape[:-1]
-    if not same or not (scale is None or type(scale) is float) or torch._C._are_functorch_transforms_active():
+    if torch._C._is_any_autocast_enabled() and _is_cast(device, dtype):
         return None
-    if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) != dtype:
+    kernel = _SOFTMAX if kernel is None else kernel
+    numbers = _numbers(kernel)
+    if numbers is None:
         return None
-    if kernel is None:
-        kernel = _SOFTMAX
-    elif not isinstance(kernel, Kernel):
-        return None
-    parameters = [getattr(kernel, name) for name in kernel._names]
-    for one in parameters:
-        if type(one) not in NUMBERS:
-            return None
+    flags = is_causal, enable_gqa, approximate.allowed
     shapes = query.shape, key.shape, value.shape
-    flags = bool(is_causal), bool(enable_gqa), approximate.allowed
-    return (type(kernel), *parameters, scale, *shapes, dtype, device, *flags)
+    return (numbers, scale, *shapes, dtype, device, key.device, value.device, *flags)
 
 
+def _is_cast(device: torch.device, dtype: torch.dtype) -> bool:
+    return torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) != dtype
+
+
+def _numbers(kernel: Kernel | Sequence[Kernel]) -> Signature | None:
+    """A kernel by its kind and its parameters, where these are numbers; kept with it, since it never changes."""
+    if not isinstance(kernel, Kernel):
+        return None
+    known = kernel.__dict__.get(KEPT, 0)
+    if known == 0:
+        parameters = [getattr(kernel, name) for name in kernel._names]
+        known = (type(kernel), *parameters) if all(type(one) in NUMBERS for one in parameters) else None
+        object.__setattr__(kernel, KEPT, known)
+    return known
+
+
+KEPT = "_numbers"
 _SOFTMAX = Softmax()
 
 
@@ -72,10 +83,17 @@ def learn(new: Signature, request: Request, chosen: str) -> None:
     """Keeps what a checked request comes down to, where that is one call without a look at the numbers."""
     if request.query.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # what a graph's capture makes is its own
-    torchs = chosen == "sdpa" and _is_torchs(request)
     if len(KNOWN) >= MOST:
         KNOWN.clear()
-    KNOWN[new] = _torchs(request) if torchs else fused.ready(request) if chosen == "triton" else None
+    _, _, query, key, value, *_ = new  # shapes as they were given
+    plain = len(query) == 4 and key[:-1] == value[:-1] and request.query.device.type in ("cuda", "cpu")
+    KNOWN[new] = _run_of(request, chosen) if plain else None
+
+
+def _run_of(request: Request, chosen: str) -> Run | None:
+    if chosen == "sdpa" and _is_torchs(request):
+        return _torchs(request)
+    return fused.ready(request) if chosen == "triton" else None
 
 
 def _is_torchs(request: Request) -> bool:

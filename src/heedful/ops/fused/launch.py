@@ -278,8 +278,8 @@ def _prepare(
     query, value = problem.query, problem.value
     listed: dict[str, Any] = {}
     if problem.listed:
-        some, whole = _sight(problem, chosen.rows, chosen.cols)
-        listed = _list(some.mT, whole.mT) if transposed else _list(some, whole)
+        some, every = _sight(problem, chosen.rows, chosen.cols)
+        listed = _list(some.mT, every.mT) if transposed else _list(some, every)
     left, right = (None if x is None else unit_stride(x) for x in (problem.left, problem.right))
     bias, keep = problem.bias, problem.keep
     blocks = None if problem.blocks is None else problem.blocks.contiguous()
