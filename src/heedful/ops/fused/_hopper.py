@@ -34,10 +34,11 @@ EXP = gl.constexpr(_pair("ex2.approx.ftz.f32 x, x;"))
 # Both, and what they were rounded to.
 COUNTED = gl.constexpr(_pair("ex2.approx.ftz.f32 x, x;", 3, "shl.b32 $1, $0, 16; and.b32 $2, $0, 0xFFFF0000;"))
 RELU_SQUARED = gl.constexpr(_pair("max.NaN.f32 x, x, 0f00000000; mul.f32 x, x, x;"))
-# 0.5 tanh(t) + 0.5 of half the score, and both as they are: their sum tells whether they are large enough for it.
-SIGMOID = gl.constexpr(
-    _pair("tanh.approx.f32 x, x; fma.rn.f32 x, x, 0f3F000000, 0f3F000000;", 3, "mov.f32 $1, x; mov.f32 $2, y;")
-)
+# 0.5 tanh(t) + 0.5 of half the score: the sum of a row tells whether its coefficients are large enough for it.
+_TANH = "tanh.approx.f32 x, x; fma.rn.f32 x, x, 0f3F000000, 0f3F000000;"
+TANH = gl.constexpr(_pair(_TANH))
+# Both, and as they are.
+SIGMOID = gl.constexpr(_pair(_TANH, 3, "mov.f32 $1, x; mov.f32 $2, y;"))
 # A thread holds two scores of one row, two of the row eight below, and so on: four of one row go together.
 EXACT = gl.constexpr(
     "{ .reg .f32 a0, a1, a2, a3, b0, b1, b2, b3, m0, m1, m, r; "
@@ -47,11 +48,11 @@ EXACT = gl.constexpr(
 
 @gluon.jit
 def weighed(t, total, C: gl.constexpr):
-    """bfloat16 coefficients of scores in the function's unit, and the sums of rows, where they are wanted, with theirs.
+    """bfloat16 coefficients of scores in the function's unit, and the sums of rows, where they are added here, with theirs.
 
     Sums are of coefficients as they are multiplied: a row of one large one then returns its value unrounded.
     """
-    if C.DIVIDED or C.ACT == "tanh":
+    if (C.DIVIDED or C.ACT == "tanh") and not C.ONES:
         both: gl.constexpr = SIGMOID if C.ACT == "tanh" else COUNTED
         p, counted = gl.inline_asm_elementwise(
             both, "=r,=f,=f,f,f", [t], dtype=(gl.bfloat16, gl.float32), is_pure=True, pack=2
@@ -63,7 +64,7 @@ def weighed(t, total, C: gl.constexpr):
         form: gl.constexpr = "=r,=r,=r,=r,f,f,f,f,f,f,f,f"
         return gl.inline_asm_elementwise(EXACT, form, [t], dtype=gl.bfloat16, is_pure=True, pack=8), total
     else:
-        work: gl.constexpr = EXP if C.ACT == "exp" else RELU_SQUARED
+        work: gl.constexpr = EXP if C.ACT == "exp" else TANH if C.ACT == "tanh" else RELU_SQUARED
         return gl.inline_asm_elementwise(work, "=r,f,f", [t], dtype=gl.bfloat16, is_pure=True, pack=2), total
 
 
@@ -118,7 +119,7 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
     q_desc, k_desc, v_desc, _ = descs
     alpha, beta, norms, _ = tensors
     heads, H, G, together = counts
-    q_buf, k_buf, v_buf, _, term_buf, _ = buffers
+    q_buf, k_buf, v_buf, _, term_buf, _, _ = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
     cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([4], [32], [1], [0]))
     ks, kp, vs, vp, qp = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(1)
@@ -165,17 +166,40 @@ def score(s, terms, a2, b2, layout: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
+def multiply(p, values, ones, o, total, C: gl.constexpr):
+    """Has the matrix unit add coefficients times values and, times ones, the sums of rows."""
+    o = warpgroup_mma(p, values, o, is_async=True)
+    if C.ONES:
+        left: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
+        total = warpgroup_mma(gl.convert_layout(p, left), ones, total, is_async=True)
+    return o, total
+
+
+@gluon.jit
+def finish(o, total, p, beside, C: gl.constexpr):
+    """Waits for `multiply`; the coefficients stay where they are until then, and what is `beside` it is not made later."""
+    if C.ONES:
+        o, total, p, beside = warpgroup_mma_wait(0, deps=(o, total, p, beside))
+    else:
+        o, p, beside = warpgroup_mma_wait(0, deps=(o, p, beside))
+    return o, total, p, beside
+
+
+@gluon.jit
 def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
     """The rows of one warpgroup. Queries times keys run together with the coefficients of the block before times its values."""
     _, _, _, o_desc = descs
     alpha, beta, _, stats = tensors
     heads, H, _, together = counts
-    q_buf, k_buf, v_buf, o_buf, term_buf, col_buf = buffers
+    q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     by_row: gl.constexpr = gl.SliceLayout(1, sums)
+    # Every one of eight columns is the sum of the row.
+    tally: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
+    ones = one_buf.permute((1, 0))
     NEXT: gl.constexpr = (W + 1) % C.CONSUMERS
     q, o_smem, zero = q_buf.index(W), o_buf.index(W), gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
     ks, kp, vs, vp, qp = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
@@ -211,7 +235,11 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
             last = top - (blocks - 1) * C.COLS + gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, scores))
             cols = col_buf.load(gl.SliceLayout(0, scores))
             t = gl.where(cols[None, :] <= last[:, None], t, -float("inf"))
-        p16, total = weighed(t, gl.zeros([C.ROWS], gl.float32, gl.SliceLayout(1, scores)), C)
+        if C.ONES:
+            total = gl.zeros([C.ROWS, 8], gl.float32, tally)
+        else:
+            total = gl.zeros([C.ROWS], gl.float32, gl.SliceLayout(1, scores))
+        p16, total = weighed(t, total, C)
         p = gl.convert_layout(p16, left)
         o = gl.zeros([C.ROWS, C.D], gl.float32, sums)
         for _block in range(1, blocks):
@@ -220,21 +248,21 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
                 mbarrier.wait(turn.index(W), mine)
             s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
             mbarrier.wait(v_full.index(vs), vp)
-            o = warpgroup_mma(p, v_buf.index(vs), o, is_async=True)
+            o, total = multiply(p, v_buf.index(vs), ones, o, total, C)
             if C.TURNS:
                 mbarrier.arrive(turn.index(NEXT), count=1)
                 mine ^= 1
-            s = warpgroup_mma_wait(1, deps=(s,))
+            s = warpgroup_mma_wait(2 if C.ONES else 1, deps=(s,))
             mbarrier.arrive(k_empty.index(ks), count=1)
             terms = term_buf.index(ks + C.STAGES * kp)
             ks, kp = following(ks, kp, C)
             if C.BESIDE:
                 p16, total = weighed(score(s, terms, a2, b2, scores, C), total, C)
                 mbarrier.wait(v_full.index(vs), vp)  # passed above: the assembler moves nothing across its branch
-                o, p, p16 = warpgroup_mma_wait(0, deps=(o, p, p16))
+                o, total, p, p16 = finish(o, total, p, p16, C)
             else:
                 # Behind the product, whose coefficients then need no registers beside these.
-                o, p, s = warpgroup_mma_wait(0, deps=(o, p, s))
+                o, total, p, s = finish(o, total, p, s, C)
                 p16, total = weighed(score(s, terms, a2, b2, scores, C), total, C)
             mbarrier.arrive(v_empty.index(vs), count=1)
             vs, vp = following(vs, vp, C)
@@ -245,8 +273,12 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         mbarrier.arrive(q_empty.index(W), count=1)
         qp ^= 1
         mbarrier.wait(v_full.index(vs), vp)
-        o = warpgroup_mma(p, v_buf.index(vs), o, is_async=True)
-        o = warpgroup_mma_wait(0, deps=(o,))
+        o, total = multiply(p, v_buf.index(vs), ones, o, total, C)
+        if C.ONES:
+            o, total = warpgroup_mma_wait(0, deps=(o, total))
+            total = gl.sum(total * 0.125, 1)
+        else:
+            o = warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(v_empty.index(vs), count=1)
         vs, vp = following(vs, vp, C)
         stat = gl.zeros([C.ROWS], gl.float32, by_row)
@@ -302,11 +334,16 @@ def forward_kernel(
     col_buf = gl.allocate_shared_memory(gl.int32, [C.COLS if C.CAUSAL else 1], line)
     if C.CAUSAL:
         col_buf.store(gl.arange(0, C.COLS, layout=gl.BlockedLayout([1], [32], [4], [0])))
+    # Keys lie side by side, as the copy engine would leave them; the matrix unit sees what was stored behind the fence.
+    one_buf = gl.allocate_shared_memory(gl.bfloat16, [8, C.COLS], gl.NVMMASharedLayout(128, 16, 2))
+    if C.ONES:
+        one_buf.store(gl.full([8, C.COLS], 1.0, gl.bfloat16, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
+        hopper.fence_async_shared()
     q_full, q_empty, turn = barriers_of(N, 1), barriers_of(N, 1), barriers_of(N, 1)
     k_full, k_empty = barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
     v_full, v_empty = barriers_of(S, 1), barriers_of(S, N)
     descs, tensors, counts = (q_desc, k_desc, v_desc, o_desc), (alpha, beta, norms, stats), (heads, H, G, together)
-    buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf
+    buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf
     barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, turn
     first: gl.constexpr = 0
     second: gl.constexpr = 1

@@ -50,6 +50,7 @@ class Form:
     DIVIDED: bool = False  # by the sum of the row
     CAUSAL: bool = False
     STAT: bool = False
+    ONES: bool = False  # rows are summed by the matrix unit, as products with ones
     TURNS: bool = True  # warpgroups multiply one after the other
     ROWS: int = 64  # of a warpgroup
     COLS: int = 128  # keys of a block
@@ -130,7 +131,8 @@ def form(problem: Problem, stat: bool) -> Form:
     # By head size: what fits into shared memory and registers.
     sizes = (128, 2, 2, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 160, False)
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
-    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat)
+    ones = problem.division == 1 or (problem.activation == "tanh" and stat)
+    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones)
 
 
 @cache

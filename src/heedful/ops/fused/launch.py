@@ -11,10 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import pad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from heedful.ops.fused import _backward, _blocks, _forward, prepared
+from heedful.ops.fused import _backward, _blocks, _forward, listing, prepared
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
 from heedful.ops.fused._device import Setting, chip, fitting, interpreting, power_of_2, settings, unit_stride
 from heedful.ops.fused.activations import UNITS
@@ -133,12 +132,28 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
             forms = _forms(spec, late, quick)
             recorder.launch(_forward.forward, (count,), *tiles, out, stat, terms, *forms, **chosen.options)
         else:
-            safe = constants(replace(spec, DOTS=False))
-            grid = (min(_parts(count, SPAN), 2 * chip(device).processors),)
-            recorder.launch(_forward.forward_left, grid, *tiles, out, mark, count, terms, safe, SPAN, **chosen.options)
+            _left(recorder, _forward.forward_left, (*tiles, out, mark), count, terms, spec, chosen)
 
     _fitting("forward", problem, go)
     return out, stat
+
+
+def _left(
+    recorder: Recorder, kernel: Any, args: Sequence[Any], count: int, terms: Terms, spec: Spec, chosen: Setting
+) -> None:
+    """Launches what serves the blocks that a kernel for one chip has left."""
+    safe = constants(replace(spec, DOTS=False))
+    grid = (min(_parts(count, SPAN), 2 * chip(args[-1].device).processors),)
+    recorder.launch(kernel, grid, *args, count, terms, safe, SPAN, **chosen.options)
+
+
+def _hopper_backward(problem: Problem, above: Tensor) -> Any:
+    """The two kernels of the backward pass that are made for one chip, where they serve."""
+    if _hopper(problem) is None:
+        return None
+    from heedful.ops.fused import hopper_backward
+
+    return hopper_backward if hopper_backward.refuse(problem, above) is None else None
 
 
 def _hopper(problem: Problem) -> Callable[..., None] | None:
@@ -194,25 +209,37 @@ def _backward_anew(
     dq, dk, dv = (recorder.made(torch.empty(x.shape, dtype=x.dtype, device=device)) for x in (query, key, value))
     dalpha, dbeta = room(needs[0], B, H, Q), room(needs[1], B, H, Q)
     dleft, dright, dbias = room(needs[2], B, H, Q, rank), room(needs[3], B, H, K, rank), room(needs[4], B, H, K)
-    delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
     shares = problem.activation == "exp" and problem.division == 1  # coefficients are not above one
     bounded = shares or (problem.distance and problem.bias is None and problem.left is None)
     # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
     feels = problem.distance and (needs[0] or not shares)
-    half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
-    halves = half, _half(key, recorder) if problem.distance else None
     out = out.contiguous()
+    on_hopper = None if any(needs) else _hopper_backward(problem, above)
+    delta = half = None
+    if on_hopper is not None:
+        delta = row_dot(above, out, recorder=recorder) if shares else None
+        half = _half(query, recorder) if feels else None
+    else:
+        delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
+        half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
+    halves = half, _half(key, recorder) if problem.distance else None
+    leaves = problem.distance or quick or problem.high is not None
+
+    def flags(length: int) -> Tensor:
+        return recorder.made(torch.empty(B * H * length // 64, dtype=torch.int32, device=device), is_scratch=True)
 
     def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
         first = (query, spec.BM, spec.D), (key, spec.BN, spec.D), (value, spec.BN, spec.E), (above, spec.BM, spec.E)
         return _tiles(spec, *first, again)
 
-    before = recorder.mark()
-
     def rows(chosen: Setting) -> None:
         recorder.back_to(before)
         terms, spec = _prepare(problem, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
+        if on_hopper is not None:
+            args = *inputs, out, dq, stat, delta, marks
+            _left(recorder, _backward.rows_left, args, Q // spec.BM * B * H, terms, spec, chosen)
+            return
         recorder.launch(
             _backward.backward_rows, (_parts(Q, spec.BM) * B * H,),
             *inputs, out, dq, stat, delta, dalpha, dbeta, dleft, terms, *_forms(spec, bounded, quick), **chosen.options,
@@ -223,14 +250,28 @@ def _backward_anew(
         terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
         late = bounded and H == G and (problem.distance or spec.BIAS == 1)
+        if on_hopper is not None:
+            args = *inputs, dk, dv, stat, delta, marks
+            _left(recorder, _backward.columns_left, args, K // spec.BN * B * G, terms, spec, chosen)
+            return
         recorder.launch(
             _backward.backward_columns, (_parts(K, spec.BN) * B * G,),
             *inputs, dk, dv, stat, delta, dright, dbias, terms, *_forms(spec, late, quick), **chosen.options,
         )  # fmt: skip
 
-    _fitting("rows", problem, rows)
+    given = above, stat if shares else None, delta, *halves
+    marks = flags(Q) if on_hopper is not None else None
+    if on_hopper is not None:
+        on_hopper.rows(problem, *given, dq, marks, recorder.launch)
+    before = recorder.mark()
+    if on_hopper is None or leaves:
+        _fitting("rows", problem, rows)
+    if on_hopper is not None:
+        marks = flags(K)
+        on_hopper.columns(problem, *given, dk, dv, marks, recorder.launch)
     between = recorder.mark()
-    _fitting("columns", problem, columns)
+    if on_hopper is None or leaves:
+        _fitting("columns", problem, columns)
     return Gradients(
         dq,
         dk,
@@ -278,8 +319,9 @@ def _prepare(
     query, value = problem.query, problem.value
     listed: dict[str, Any] = {}
     if problem.listed:
-        some, every = _sight(problem, chosen.rows, chosen.cols)
-        listed = _list(some.mT, every.mT) if transposed else _list(some, every)
+        some, every = listing.sight(problem, chosen.rows, chosen.cols)
+        order, count, full = listing.listed(some.mT, every.mT) if transposed else listing.listed(some, every)
+        listed = _strided("order", order, "bhm") | _strided("count", count, "bh") | {"full": full}
     left, right = (None if x is None else unit_stride(x) for x in (problem.left, problem.right))
     bias, keep = problem.bias, problem.keep
     blocks = None if problem.blocks is None else problem.blocks.contiguous()
@@ -343,63 +385,6 @@ def _precision(dtype: torch.dtype) -> str:
         return "ieee"
     # Three products of tf32 parts: as exact as one in float32 to about 1e-6, at three times its speed.
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-def _sight(problem: Problem, rows: int, cols: int) -> tuple[Tensor, Tensor]:
-    """Which blocks of pairs hold a pair in sight (or may), and in which all pairs are: [B | 1, H | 1, row blocks, column blocks]."""
-    _, _, _, Q, K = problem.sizes
-    device = problem.query.device
-    top = torch.arange(0, Q, rows, device=device)[:, None]
-    first = torch.arange(0, K, cols, device=device)
-    bottom, last = (top + rows).clamp_max(Q) - 1, (first + cols).clamp_max(K) - 1
-    some = torch.ones(1, 1, top.shape[0], first.shape[0], dtype=torch.bool, device=device)
-    whole = some & (first + cols <= K)
-    if problem.high is not None:
-        some, whole = some & (first <= bottom + problem.high), whole & (last <= top + problem.high)
-    if problem.low is not None:
-        some, whole = some & (last >= top + problem.low), whole & (first >= bottom + problem.low)
-    if problem.lengths is not None:
-        lengths = problem.lengths[..., None, None]
-        some, whole = some & (first < lengths), whole & (last < lengths)
-    if problem.query_ids is not None and problem.key_ids is not None:
-        least, most = (x[..., :, None] for x in _extent(problem.query_ids, rows))
-        low, high = (x[..., None, :] for x in _extent(problem.key_ids, cols))
-        some, whole = some & (least <= high) & (low <= most), whole & (least == high) & (low == most)
-    if problem.keep is not None:
-        some = some & _any(_any(problem.keep, cols).mT, rows).mT
-        whole = whole & ~_any(_any(~problem.keep, cols).mT, rows).mT
-    if problem.blocks is not None:
-        height, width = problem.block_size
-        seen = pad(problem.blocks.long().cumsum(-1).cumsum(-2), (1, 0, 1, 0))
-        begin, end = top[:, 0] // height, bottom[:, 0] // height + 1
-        left, right = first // width, last // width + 1
-        lines = seen[..., end, :] - seen[..., begin, :]
-        count = lines[..., right] - lines[..., left]
-        some, whole = some & (count > 0), whole & (count == (end - begin)[:, None] * (right - left))
-    return some, whole
-
-
-def _any(keep: Tensor, size: int) -> Tensor:
-    """Whether a stretch of the last axis holds a True; an axis of one stands for all."""
-    length = keep.shape[-1]
-    if length == 1:
-        return keep
-    return pad(keep, (0, -length % size)).unflatten(-1, (-1, size)).any(dim=-1)
-
-
-def _extent(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The least and the largest id of every stretch."""
-    fill = -ids.shape[-1] % size
-    last = ids[..., -1:].expand(*ids.shape[:-1], fill)
-    return torch.cat((ids, last), dim=-1).unflatten(-1, (-1, size)).aminmax(dim=-1)
-
-
-def _list(some: Tensor, whole: Tensor) -> dict[str, Any]:
-    """The blocks of every row that hold pairs in sight, one behind the other: those in which all are, then those that need a mask."""
-    some, whole = torch.broadcast_tensors(some, whole & some)
-    order = torch.argsort(2 - some.to(torch.uint8) - whole.to(torch.uint8), dim=-1, stable=True).to(torch.int32)
-    count, full = (x.sum(dim=-1, dtype=torch.int32).contiguous() for x in (some, whole))
-    return _strided("order", order.contiguous(), "bhm") | _strided("count", count, "bh") | {"full": full}
 
 
 def _strided(name: str, x: Tensor | None, axes: str) -> dict[str, Any]:
