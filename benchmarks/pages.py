@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.recipe import Table
 
-from benchmarks import bars, cpu
+from benchmarks import bars, cpu, overview
 from benchmarks.accuracy import BOUNDS
 from benchmarks.contestants import SWEEP, Setting
 from benchmarks.timing import RESULTS, Outcome, kernels
@@ -19,12 +19,12 @@ BACKWARD = 2.5  # times the arithmetic of forward
 
 
 def write_page(results: Path = RESULTS, docs: Path = DOCS) -> Path:
-    """The page, and the picture where there are GPU figures."""
-    found = load(results / "gpu.json")
+    """The page, and the picture where there are figures for it."""
+    found = load(results / "launching.json")
     file = docs / "performance.md"
     file.write_text(page(results))
-    if found and sweep_of(found):
-        draw(found, docs / PICTURE)
+    if found:
+        overview.draw(found, docs / PICTURE)
     return file
 
 
@@ -33,10 +33,13 @@ def load(file: Path) -> dict[str, Any] | None:
 
 
 def page(results: Path = RESULTS) -> str:
-    """The text of docs/performance.md, from `cpu.json` and `gpu.json`."""
-    on_cpu, on_gpu = load(results / "cpu.json"), load(results / "gpu.json")
+    """The text of docs/performance.md, from `launching.json`, `cpu.json` and `gpu.json`."""
+    first, on_cpu, on_gpu = (load(results / f"{name}.json") for name in ("launching", "cpu", "gpu"))
     lines = [
         "# Performance",
+        "",
+        *([] if first is None else overview.section(first, PICTURE)),
+        "## How it was measured",
         "",
         "Written by `python -m benchmarks.pages` from `benchmarks/results/`. `make bench` measures the CPU, `make bench-gpu` a CUDA",
         "device; each checks a contestant against float64 before it times it, and a bar that is missed is marked MISSED.",
@@ -48,7 +51,7 @@ def page(results: Path = RESULTS) -> str:
         lines += ["Not measured yet: `make bench` writes `benchmarks/results/cpu.json`.", ""]
     else:
         lines += cpu.section([Outcome(**outcome) for outcome in on_cpu["outcomes"]])
-    lines += ["## GPU", ""]
+    lines += ["## GPU: beside other ways to compute the same", ""]
     if on_gpu is None:
         lines += [
             "Not measured yet. On a machine with a CUDA device `PYTHONPATH=src python -m benchmarks.gpu` writes",
@@ -124,11 +127,9 @@ def _sweep(result: dict[str, Any]) -> list[str]:
         return []
     body = [[_shape(c), *(_speeds(_row(c, name), setting_of(c)) for name in _names(contests))] for c in contests]
     return [
-        "### By length",
+        "### Lengths, called one by one",
         "",
-        "TFLOP/s, forward / backward. Short sequences wait for the processor that launches the work, whoever computes them.",
-        "",
-        f"![TFLOP/s against sequence length]({PICTURE})",
+        "TFLOP/s, forward / backward, called one by one. Short sequences wait for the processor that launches the work, whoever computes them.",
         "",
         str(Table(["", *_names(contests)], body)),
         "",
@@ -283,36 +284,6 @@ def _extra(row: dict[str, Any]) -> str:
 
 def _worst(found: tuple[float, str] | None) -> str:
     return "" if found is None else f"{found[0]:.1e} ({found[1]})"
-
-
-def draw(result: dict[str, Any], file: Path) -> None:
-    """TFLOP/s against length, forward and backward; ours in full lines. The same figures give the same file."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    contests = sweep_of(result)
-    with plt.rc_context({"svg.hashsalt": "heedful", "svg.fonttype": "none", "font.size": 9}):
-        figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-        for panel, direction in zip(panels, ("forward", "backward"), strict=True):
-            for index, name in enumerate(_names(contests)):
-                points = [(c["shape"][2], tflops(_row(c, name), setting_of(c), direction)) for c in contests]
-                points = sorted((x, y) for x, y in points if y is not None)
-                ours = name.startswith("heedful")
-                line = {"color": f"C{index}", "linestyle": "-" if ours else "--", "linewidth": 2 if ours else 1.2}
-                panel.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=name, **line)
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(lengths := [c["shape"][2] for c in contests], [str(n) for n in lengths])
-            panel.set_title(direction)
-            panel.set_xlabel("sequence length")
-            panel.set_ylim(bottom=0)
-            panel.grid(alpha=0.3)
-        panels[0].set_ylabel("TFLOP/s")
-        panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-        figure.suptitle(f"{result['machine']['device']}, bfloat16, head size {contests[0]['shape'][-1]}")
-        figure.savefig(file, format="svg", metadata={"Date": None})
-        plt.close(figure)
 
 
 if __name__ == "__main__":

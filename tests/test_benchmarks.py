@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,21 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, bars, datapoints, flow, gpu, launching, lengths, pages, search, series, times, timing  # noqa: E402
+from benchmarks import (  # noqa: E402
+    accuracy,
+    bars,
+    datapoints,
+    flow,
+    gpu,
+    launching,
+    lengths,
+    overview,
+    pages,
+    search,
+    series,
+    times,
+    timing,
+)
 from benchmarks.contest import hold  # noqa: E402
 from benchmarks.contestants import FIELDS, Contestant, Setting, sigmoid_formula  # noqa: E402
 
@@ -289,23 +304,64 @@ def test_the_page_is_made_from_the_figures(tmp_path):
     assert all(line.count("|") > 2 for line in text.splitlines() if line.startswith("|"))
 
 
+def launched():
+    """Figures of `launching` as if a driver had printed them: a kernel by 0.9 and one by 1.2 times cuDNN's speed."""
+    shares = {
+        "torch": 1.0,
+        "Sigmoid": 1.2,
+        "ReluSquared": 1.2,
+        "Gaussian raw": 1.2,
+        "Gaussian": 0.9,
+        "Sigmoid, bias -10": 1.1,
+    }
+    rows = [
+        {"contestant": name, "shape": [2, 4, n, size], "causal": causal, "mask": mask, "forward": {}, "TFLOP/s": {"forward": 500 * share, "backward": 400 * share}}
+        for n, mask in ((512, ""), (1024, ""), (1024, "packed")) for size in (64, 128, 96) for causal in (False, True) for name, share in shares.items()
+    ]  # fmt: skip
+    host = [{"contestant": name, "causal": causal, "shape": [2, 4, 1024, 64]} | dict.fromkeys(launching.WAYS, 50.0) for causal in (False, True) for name in ("torch", "Softmax", "Sigmoid")]  # fmt: skip
+    step = [{"contestant": name, "way": "compiled", "length": 1024, "tokens/s": 1000 * share} for name, share in (("torch", 400), ("Sigmoid", 408))]  # fmt: skip
+    found = {"host": host, "lengths": rows, "step": [*step, {"contestant": "Gaussian", "way": "compiled", "length": 1024, "skipped": "no time was left"}]}  # fmt: skip
+    judged = [asdict(bar) | {"verdict": bar.verdict} for bar in launching.bars(found)]
+    machine = {
+        "device": "a GPU",
+        "torch": "2.11",
+        "triton": "3.6",
+        "cudnn": 9,
+        "date": "2026-01-01",
+        "kernels": "others",
+    }
+    return {"machine": machine, **found, "bars": judged}
+
+
+def test_the_page_begins_with_one_sentence(tmp_path):
+    (tmp_path / "launching.json").write_text(json.dumps(launched()))
+    text = pages.page(tmp_path)
+    first = text.splitlines()[2]
+    assert "forward at 0.90 to 1.20 and backward at 0.90 to 1.20 times" in first
+    assert "GPT-2-small at 1.02 to 1.02 times" in first
+    assert "changed after this run" in text
+    assert "| 2x4x512x64 | 500 / 400 | 1.20 / 1.20 | 1.20 / 1.20 | 1.20 / 1.20 | 0.90 / 0.90 | 1.10 / 1.10 |" in text
+    assert "| Sigmoid | 408 (1.020) |" in text
+    assert "Not run, as no time was left: Gaussian (compiled, 1024)." in text
+    assert "| MISSED |" in text
+
+
 def test_the_picture_is_the_same_for_the_same_figures(tmp_path):
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     files = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for file in files:
-        pages.draw(fabricated(), file)
+        overview.draw(launched(), file)
     first, second = (file.read_text() for file in files)
     assert first == second
-    assert "cuDNN SDPA" in first
+    assert "speed / cuDNN softmax" in first
 
 
 def test_the_page_is_up_to_date():
     """docs/performance.md is what the figures that the repository keeps give."""
     wanted = "run `python -m benchmarks.pages` and commit docs/performance.md"
     assert (ROOT / "docs" / "performance.md").read_text() == pages.page(), wanted
-    found = pages.load(timing.RESULTS / "gpu.json")
-    if found and pages.sweep_of(found):
-        assert "TFLOP/s" in (ROOT / "docs" / pages.PICTURE).read_text(), wanted
+    if pages.load(timing.RESULTS / "launching.json"):
+        assert "speed / cuDNN softmax" in (ROOT / "docs" / pages.PICTURE).read_text(), wanted
 
 
 def test_the_whole_driver_runs_on_the_cpu(tmp_path, capsys, monkeypatch):
