@@ -65,6 +65,18 @@ def refuse(problem: Problem, above: Tensor) -> str | None:
     return hopper.refuse(problem)
 
 
+# Queries up to which the kernel of columns is the faster one, whatever the function and the head size.
+SHORT = 2048
+
+
+def is_slower(problem: Problem, columns: bool) -> bool:
+    """Whether the Triton kernel was the faster one on an H200, at 1,024 and 4,096 tokens."""
+    if problem.activation == "sigmoid" or not columns or problem.query.shape[2] <= SHORT:
+        return problem.activation == "sigmoid"
+    wide, divided = problem.query.shape[-1] == 128, problem.division == 1
+    return problem.activation == "tanh" or (problem.distance and (wide or (divided and problem.high is None)))
+
+
 def form(problem: Problem, columns: bool) -> Form:
     """How a problem is compiled."""
     # By head size: what fits into shared memory and registers.

@@ -147,13 +147,16 @@ def _left(
     recorder.launch(kernel, grid, *args, count, terms, safe, SPAN, **chosen.options)
 
 
-def _hopper_backward(problem: Problem, above: Tensor) -> Any:
-    """The two kernels of the backward pass that are made for one chip, where they serve."""
+def _hopper_backward(problem: Problem, above: Tensor) -> tuple[Callable[..., None] | None, Callable[..., None] | None]:
+    """The kernels of rows and of columns that are made for one chip, where they serve and are the faster ones."""
     if _hopper(problem) is None:
-        return None
-    from heedful.ops.fused import hopper_backward
+        return None, None
+    from heedful.ops.fused import hopper_backward as chips
 
-    return hopper_backward if hopper_backward.refuse(problem, above) is None else None
+    if chips.refuse(problem, above) is not None:
+        return None, None
+    slow_rows, slow_columns = (chips.is_slower(problem, columns) for columns in (False, True))
+    return None if slow_rows else chips.rows, None if slow_columns else chips.columns
 
 
 def _hopper(problem: Problem) -> Callable[..., None] | None:
@@ -214,9 +217,8 @@ def _backward_anew(
     # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
     feels = problem.distance and (needs[0] or not shares)
     out = out.contiguous()
-    on_hopper = None if any(needs) else _hopper_backward(problem, above)
-    delta = half = None
-    if on_hopper is not None:
+    by_rows, by_columns = (None, None) if any(needs) else _hopper_backward(problem, above)
+    if by_rows is not None:
         delta = row_dot(above, out, recorder=recorder) if shares else None
         half = _half(query, recorder) if feels else None
     else:
@@ -236,7 +238,7 @@ def _backward_anew(
         recorder.back_to(before)
         terms, spec = _prepare(problem, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
-        if on_hopper is not None:
+        if by_rows is not None:
             args = *inputs, out, dq, stat, delta, marks
             _left(recorder, _backward.rows_left, args, Q // spec.BM * B * H, terms, spec, chosen)
             return
@@ -250,7 +252,7 @@ def _backward_anew(
         terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
         late = bounded and H == G and (problem.distance or spec.BIAS == 1)
-        if on_hopper is not None:
+        if by_columns is not None:
             args = *inputs, dk, dv, stat, delta, marks
             _left(recorder, _backward.columns_left, args, K // spec.BN * B * G, terms, spec, chosen)
             return
@@ -260,17 +262,18 @@ def _backward_anew(
         )  # fmt: skip
 
     given = above, stat if shares else None, delta, *halves
-    marks = flags(Q) if on_hopper is not None else None
-    if on_hopper is not None:
-        on_hopper.rows(problem, *given, dq, marks, recorder.launch)
+    marks: Tensor | None = None
+    if by_rows is not None:
+        marks = flags(Q)
+        by_rows(problem, *given, dq, marks, recorder.launch)
     before = recorder.mark()
-    if on_hopper is None or leaves:
+    if by_rows is None or leaves:
         _fitting("rows", problem, rows)
-    if on_hopper is not None:
+    if by_columns is not None:
         marks = flags(K)
-        on_hopper.columns(problem, *given, dk, dv, marks, recorder.launch)
+        by_columns(problem, *given, dk, dv, marks, recorder.launch)
     between = recorder.mark()
-    if on_hopper is None or leaves:
+    if by_columns is None or leaves:
         _fitting("columns", problem, columns)
     return Gradients(
         dq,
