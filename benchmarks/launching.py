@@ -1,7 +1,7 @@
 """What a user gets of the fused kernels on a GPU, in a call and in a model: `python -m benchmarks.launching`.
 
-Four parts, by the same contestants: torch's attention, and `attend` with sigmoid, squared ReLU and Gaussian kernels. `host`: microseconds until
-a call returns, with the device idle before: without gradients, with gradients asked for, and with its backward pass. `lengths`: forward and
+Five parts, by the same contestants: torch's attention, and `attend` with sigmoid, squared ReLU and Gaussian kernels. `host`: microseconds until
+a call returns, with the device idle before: without gradients, with gradients asked for, and with its backward pass; `layers`: the same of whole layers. `lengths`: forward and
 backward passes at 256 to 65,536 tokens, head sizes 32 to 256, causal and under masks, replayed as CUDA graphs so that whoever launches them
 does not count, and forward passes called one by one. `step`: tokens a second of a training step of GPT-2-small (12 layers, 12 heads of 64,
 causal, autocast to bfloat16, AdamW), eager and compiled, at 1,024 and 4,096 tokens. Results and gradients, also of calls that take the short
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import lengths, steps
 from benchmarks.bars import Bar
@@ -29,7 +29,8 @@ from benchmarks.gpu import concluded, machine, prepare
 from benchmarks.lengths import BARRED, KERNELS, MORE, SPEED, TORCH, attention
 from benchmarks.steps import Steps
 from benchmarks.timing import RESULTS, WrongResult, synchronize
-from heedful import attend
+from heedful import FeatureMap, attend
+from heedful.nn import Attention, PrimalAttention
 
 # Microseconds without and with gradients.
 HOST = {"Sigmoid": (60, 110), "ReluSquared": (60, 110), "Gaussian raw": (60, 110), "Gaussian": (80, 140)}
@@ -130,6 +131,39 @@ def _returned(call: Callable[[], None], setting: Setting) -> float:
     return taken
 
 
+def layers(setting: Setting) -> list[dict[str, Any]]:
+    """Microseconds of the processor for forward and backward of a layer of width 1,024 and 16 heads, and of linear attention."""
+    device, kind = setting.device, torch.bfloat16 if setting.device == "cuda" else torch.float32
+    wide, shape = (1024, (16, 1024, 1024)) if device == "cuda" else (32, (2, 16, 32))
+    x, above = (torch.randn(shape, device=device, dtype=kind) for _ in range(2))
+    heads = [
+        torch.randn(shape[0], 16, shape[1], wide // 16, device=device, dtype=kind, requires_grad=True) for _ in range(3)
+    ]
+    torchs = nn.MultiheadAttention(wide, 16, batch_first=True).to(device, kind)
+    ours = Attention(wide, 16).to(device, kind)
+    primal = PrimalAttention(wide, 16, max_len=shape[1]).to(device, kind)
+
+    def stepping(run: Callable[[], Any], leaves: list[Tensor]) -> Callable[[], None]:
+        def call() -> None:
+            out = run()
+            out = out[0] if isinstance(out, tuple) else out
+            torch.autograd.grad(out, leaves, above if out.shape == above.shape else torch.ones_like(out))
+
+        return call
+
+    calls = {
+        "torch.nn.MultiheadAttention": stepping(lambda: torchs(x, x, x, need_weights=False), [*torchs.parameters()]),
+        "nn.Attention": stepping(lambda: ours(x, x, x, need_weights=False), [*ours.parameters()]),
+        "nn.PrimalAttention": stepping(lambda: primal(x), [p for p in primal.parameters() if p.requires_grad]),
+        "linear attention (elu)": stepping(lambda: attend(*heads, kernel=FeatureMap("elu"), impl="linear"), heads),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(setting.repeats + 1):
+        for name, call in calls.items():
+            taken[name].append(_returned(call, setting))
+    return [{"layer": name, "microseconds": round(statistics.median(each[1:]), 1)} for name, each in taken.items()]
+
+
 def by_length(setting: Setting) -> list[dict[str, Any]]:
     asked = lengths.cases(setting.tokens, setting.heads, setting.lengths) if setting.device == "cuda" else []
     return lengths.timed(asked, setting.repeats)
@@ -200,7 +234,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes that try the driver and judge nothing")
     parser.add_argument("--eager", action="store_true", help="without compiled steps, which take minutes to compile")
     parser.add_argument(
-        "--only", nargs="+", choices=("host", "lengths", "step"), help="these parts alone, kept nowhere"
+        "--only", nargs="+", choices=("host", "layers", "lengths", "step"), help="these parts alone, kept nowhere"
     )
     parser.add_argument("--seconds", type=float, default=Steps.seconds, help="begin no compiled step after so many")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the raw figures go")
@@ -212,6 +246,7 @@ def main(given: list[str] | None = None) -> int:
     prepare(setting.device)
     parts: dict[str, Callable[[], Any]] = {
         "host": lambda: host(setting),
+        "layers": lambda: layers(setting),
         "lengths": lambda: by_length(setting),
         "step": lambda: steps.timed(setting.step),
     }

@@ -36,8 +36,9 @@ class _Job:
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, map: str, normal: bool, causal: bool
     ) -> None:
         from heedful.ops.fused import chunks
+        from heedful.ops.fused.prepared import launched
 
-        self.kernels = chunks
+        self.kernels, self.launched = chunks, launched
         self.query, self.key, self.value = (unit_stride(x) for x in (query, key, value))
         self.weight = None if weight is None else weight.float()
         assert weight is None or weight.shape == key.shape[:3], "strides are read as they are"
@@ -98,13 +99,13 @@ class _Job:
         size = self.features * (self.width + 1)
         states = torch.empty(heads, spans, size, dtype=torch.float32, device=features.device)
         grid = (heads * spans, -(-self.features // cut.features), -(-self.width // cut.width))
-        self.kernels._span_states[grid](
+        self.launched(self.kernels._span_states, grid)(
             features, values, factor, shift, states, length, spans, self.key_heads, *strides,
             GROUP=group, INVERSE=reverse, **self.settings(cut),
         )  # fmt: skip
         sums = torch.empty(heads, spans + 1, size, dtype=torch.float32, device=features.device)
         cols = 64 if not self.interpreted else 1024
-        self.kernels._running_sums[(-(-size // cols), heads)](
+        self.launched(self.kernels._running_sums, (-(-size // cols), heads))(
             states, first, sums, spans, size, REVERSE=reverse, SPANS=2 if self.interpreted else 16, COLS=cols
         )
         return sums
@@ -120,7 +121,7 @@ class _Job:
             out = self.value.new_empty(*shape, self.width)
         else:
             out, strides = self.query.new_empty(columns, *shape, dtype=torch.float32), gradient.stride()[:3]
-        self.kernels._outputs[(self.batch * self.heads * spans, columns)](
+        self.launched(self.kernels._outputs, (self.batch * self.heads * spans, columns))(
             self.query, self.key, self.value, self.weight, sums, gradient, out, totals,
             self.queries, spans, 0 if sums is None else sums.shape[1], self.heads, *self.inputs(), *strides,
             GROUP=self.group, CAUSAL=self.causal, NORMAL=self.normal, **self.settings(cut),
@@ -133,7 +134,7 @@ class _Job:
         cut, spans = self.tiles("both" if whole else "queries"), self.spans(self.queries)
         deltas = torch.empty_like(totals) if whole or not self.normal else self.read(sums, gradient)[0]
         out = torch.empty_like(self.query)
-        self.kernels._query_gradient[(self.batch * self.heads * spans, -(-self.features // cut.features))](
+        self.launched(self.kernels._query_gradient, (self.batch * self.heads * spans, -(-self.features // cut.features)))(
             self.query, self.key, self.value, self.weight, sums, gradient, totals, deltas, out,
             self.queries, spans, 0 if sums is None else sums.shape[1], self.heads, *self.inputs(),
             *gradient.stride()[:3], *out.stride()[:3],
@@ -154,7 +155,7 @@ class _Job:
             grid = (-(-self.features // cut.features), -(-self.width // cut.width))
             if by_weight and role != "values":
                 weight = totals.new_empty(grid[0], self.batch, self.key_heads, self.keys)
-            self.kernels._key_gradients[(self.batch * self.key_heads * spans, *grid)](
+            self.launched(self.kernels._key_gradients, (self.batch * self.key_heads * spans, *grid))(
                 self.query, self.key, self.value, self.weight, sums, gradient, totals, deltas,
                 key if role != "values" else None, value if role != "keys" else None,
                 weight if role != "values" else None,
@@ -276,6 +277,7 @@ def chunks_step(
             out = job.read(sums)[0]
             return out, last[0].reshape(memory.shape).clone(), last[1].reshape(total.shape).clone()
         from heedful.ops.fused import chunks as kernels
+        from heedful.ops.fused.prepared import launched
 
         query, key, value = (x.reshape(batch * heads, x.shape[-1]) for x in (query, key, value))
         query, key, value = (unit_stride(x) for x in (query, key, value))
@@ -283,7 +285,7 @@ def chunks_step(
         memory, total = memory.contiguous(), total.contiguous()
         new = torch.empty_like(memory), torch.empty_like(total)
         cut = min(power_of_2(width), max(16, 4096 // power_of_2(features)))
-        kernels._one_token[(batch * heads, -(-width // cut))](
+        launched(kernels._one_token, (batch * heads, -(-width // cut)))(
             query, key, value, memory, total, out, *new, *(x.stride(0) for x in (query, key, value)),
             F=features, E=width, BLOCK_F=power_of_2(features), BLOCK_E=cut, MAP=map, NORMAL=normal, num_warps=4,
         )  # fmt: skip

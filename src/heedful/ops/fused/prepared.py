@@ -8,7 +8,9 @@ these in and hands the rest over as it is.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ import triton
 from torch import Tensor
 
 from heedful.ops.fused._blocks import Terms
+from heedful.ops.fused._device import interpreting
 
 MOST = 4096
 ALIGNED = 16  # bytes: what a compiled kernel may count on
@@ -72,14 +75,16 @@ class Launch:
     Where this version of Triton is known, its launcher in C is called and descriptors are encoded once; else Triton's own handle.
     """
 
-    def __init__(self, compiled: Any, grid: tuple[int], args: Sequence[Any], slot: Callable[[Tensor], int]) -> None:
+    def __init__(
+        self, compiled: Any, grid: tuple[int, ...], args: Sequence[Any], slot: Callable[[Tensor], int]
+    ) -> None:
         # Chips without a copy engine have no descriptors to encode.
         encoded = list(getattr(compiled.metadata, "tensordesc_meta", None) or ())
         described = sum(hasattr(one, "block_shape") for one in args)
         self.is_raw = triton.__version__.startswith(KNOWN_LAUNCHERS) and len(encoded) == described
         self.run: Callable[..., Any]
         self.args: list[Any]
-        self.run, self.args = _raw(compiled, grid) if self.is_raw else (compiled[(*grid, 1, 1)], [])
+        self.run, self.args = _raw(compiled, grid) if self.is_raw else (compiled[_three(grid)], [])
         self.pointers: list[tuple[int, int]] = []
         self.tiles: list[Tile] = []
         self.terms: list[tuple[int, list[Any], list[tuple[int, int]]]] = []
@@ -116,10 +121,14 @@ class Launch:
             self.run(*args, stream=stream)
 
 
+def _three(grid: tuple[int, ...]) -> tuple[int, ...]:
+    return (*grid, 1, 1)[:3]
+
+
 STREAM = 3  # its place among the arguments of the launcher in C
 
 
-def _raw(compiled: Any, grid: tuple[int]) -> tuple[Callable[..., Any], list[Any]]:
+def _raw(compiled: Any, grid: tuple[int, ...]) -> tuple[Callable[..., Any], list[Any]]:
     """Triton's launcher in C, and its arguments before those of the kernel."""
     launcher = compiled.run
     if launcher.global_scratch_size or launcher.profile_scratch_size:
@@ -128,7 +137,7 @@ def _raw(compiled: Any, grid: tuple[int]) -> tuple[Callable[..., Any], list[Any]
     if inspect.isfunction(run):  # it encodes descriptors before it calls the one in C
         run = inspect.getclosurevars(run).nonlocals["launcher"]
     flags = launcher.launch_cooperative_grid, launcher.launch_pdl
-    return run, [*grid, 1, 1, 0, compiled.function, *flags, None, None, compiled.packed_metadata, None, None, None]
+    return run, [*_three(grid), 0, compiled.function, *flags, None, None, compiled.packed_metadata, None, None, None]
 
 
 def _encoder(descriptor: Any, meta: dict[str, Any]) -> Callable[[int], Any]:
@@ -254,6 +263,38 @@ def form(tensors: Given, *settings: Hashable) -> Hashable | None:
     if first.device.index != torch._C._cuda_getDevice():
         return None
     return (first.device.index, *found)
+
+
+LAUNCHES: dict[Hashable, Launch] = {}
+
+
+def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+    """`kernel[grid]`, which calls again what was compiled for such arguments before: types, alignment and numbers are the same."""
+    if interpreting():
+        return kernel[grid]
+
+    def call(*args: Any, **named: Any) -> None:
+        args = (*args, *[named.pop(name) for name in kernel.arg_names[len(args) :]])
+        forms = [(x.dtype, x.data_ptr() % ALIGNED == 0, x.numel() > 0) if isinstance(x, Tensor) else x for x in args]
+        device = torch._C._cuda_getDevice()
+        key = (id(kernel), grid, device, *forms, *named.items())
+        known = LAUNCHES.get(key)
+        if known is not None and not is_watched():
+            known(
+                [x.data_ptr() for x in args if isinstance(x, Tensor) and x.numel()],
+                torch._C._cuda_getCurrentRawStream(device),
+            )
+            return
+        compiled = kernel[grid](*args, **named)
+        if torch.cuda.is_current_stream_capturing():
+            return
+        if len(LAUNCHES) >= MOST:
+            LAUNCHES.clear()
+        slots = itertools.count()
+        with suppress(AttributeError, ImportError, KeyError, TypeError):  # another version launches in another way
+            LAUNCHES[key] = Launch(compiled, grid, args, lambda x: next(slots))
+
+    return call
 
 
 def keep(key: Hashable, recorder: Recorder) -> None:

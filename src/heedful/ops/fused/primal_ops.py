@@ -142,13 +142,14 @@ def primal_fold(
     `[B, 2, H, s]`, which are empty without `parts`, and how many tokens there are `[B]`.
     """
     from heedful.ops.fused import primal
+    from heedful.ops.fused.prepared import launched
 
     pair, sample = unit_stride(pair), None if sample is None else unit_stride(sample)
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
     z = _Sizes(pair, sample, w_e, c_e)
     on, product, tokens = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.heads), z.empty(z.batch)
     ticket = torch.empty(z.batch * z.heads, dtype=torch.int32, device=pair.device)
-    primal.prepare[(z.batch * z.heads, 2, -(-z.p // 16) + 1)](
+    launched(primal.prepare, (z.batch * z.heads, 2, -(-z.p // 16) + 1))(
         sample, w_e, w_r, on, product, tokens, ticket, z.heads, z.n, z.m, *z.strides,
         ROWS=min(power_of_2(z.m), 8192 // power_of_2(z.s)), STATIC=sample is None, **z.small,
     )  # fmt: skip
@@ -156,7 +157,7 @@ def primal_fold(
     energy = z.empty(z.batch, 2, z.heads, z.s) if parts else z.empty(0)
 
     def go(spans: int, blocks: int, large: dict[str, Any]) -> None:
-        primal.fold[(z.batch * z.heads, spans)](
+        launched(primal.fold, (z.batch * z.heads, spans))(
             pair, on, c_e, c_r, bias, _bytes(keep), out, z.empty(z.batch, z.heads, spans, 2, z.s) if parts else None,
             energy, ticket, z.heads, z.n, blocks, *pair.stride()[:4], z.step,
             SPANS=min(64, power_of_2(spans)), KEEP=keep is not None, BIAS=bias is not None, ENERGY=parts, **large,
@@ -200,6 +201,7 @@ def primal_fold_backward(
     those of the readouts and of the bias, which are zero where it is not asked for. The last two are in float32.
     """
     from heedful.ops.fused import primal
+    from heedful.ops.fused.prepared import launched
 
     pair, above, sample = unit_stride(pair), unit_stride(above), None if sample is None else unit_stride(sample)
     w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
@@ -210,7 +212,7 @@ def primal_fold_backward(
 
     def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor]:
         partial = z.empty(z.batch, z.heads, spans, ours + rest)
-        primal.fold_backward[(z.batch * z.heads, spans, 2)](
+        launched(primal.fold_backward, (z.batch * z.heads, spans, 2))(
             pair, on, c_e, c_r, _bytes(keep), above, denergy, dpair, partial, z.heads, z.n, blocks,
             *pair.stride()[:4], *above.stride()[:3], z.step,
             KEEP=keep is not None, BIAS=bias, ENERGY=denergy is not None, **large,
@@ -221,13 +223,13 @@ def primal_fold_backward(
     turned, row = torch.empty_like(on), z.empty(*c_e.shape[:-2], rest)
     groups = z.heads if c_e.dim() == 3 else 1
     jobs = z.batch * z.heads * -(-ours // COLUMNS) + groups * -(-rest // COLUMNS)
-    primal.gather[(jobs,)](
+    launched(primal.gather, (jobs,))(
         partial, don, turned, row, z.batch, z.heads, spans, groups,
         P=z.p, V=z.v, S=z.s, ROWS=64, COLS=COLUMNS, ON=don is not None, num_warps=4, **z.launch,
     )  # fmt: skip
     dsample = z.empty(0) if sample is None else torch.empty_like(sample, memory_format=torch.contiguous_format)
     dw = z.empty(2, z.batch, z.heads, z.m, z.s)
-    primal.spread[(z.batch * z.heads, -(-z.m // 16))](
+    launched(primal.spread, (z.batch * z.heads, -(-z.m // 16)))(
         turned, dproduct, sample, w_e, w_r, dsample, dw, z.batch, z.heads, z.m, *z.strides,
         ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
     )  # fmt: skip
@@ -294,10 +296,11 @@ def _loss_sizes(energy: Tensor) -> dict[str, Any]:
 def primal_penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of J^2, and of how many sequences, from energies `[B, 2, H, s]`, lambda `[H, s]`, traces `[H]`, lengths `[B]`."""
     from heedful.ops.fused import primal
+    from heedful.ops.fused.prepared import launched
 
     batch, _, heads, _ = energy.shape
     out, count = (torch.empty((), dtype=torch.float32, device=energy.device) for _ in range(2))
-    primal.penalty[(1,)](
+    launched(primal.penalty, (1,))(
         energy.contiguous(), lam.contiguous(), product.contiguous(), tokens, out, count, batch, heads,
         **_loss_sizes(energy),
     )  # fmt: skip
@@ -315,12 +318,13 @@ def primal_penalty_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of energies, lambda and traces."""
     from heedful.ops.fused import primal
+    from heedful.ops.fused.prepared import launched
 
     batch, _, heads, _ = energy.shape
     energy = energy.contiguous()
     denergy, dproduct = torch.empty_like(energy), torch.empty_like(product)
     dlam = torch.empty(lam.shape, dtype=torch.float32, device=lam.device)
-    primal.penalty_backward[(1,)](
+    launched(primal.penalty_backward, (1,))(
         energy, lam.contiguous(), product.contiguous(), tokens, count, above.contiguous(),
         denergy, dlam, dproduct, batch, heads, **_loss_sizes(energy),
     )  # fmt: skip
