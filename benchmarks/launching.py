@@ -182,7 +182,7 @@ def _host_bars(rows: list[dict[str, Any]]) -> list[Bar]:
     for (name, causal), row in by.items():
         where = f"{name}{', causal' if causal else ''}"
         for way, at in WAYS.items():
-            if name in HOST:
+            if name in HOST and way in row:
                 note = f"(torch's own: {by[TORCH, causal][way]})"
                 judged.append(Bar(where, f"us of host, {way}", HOST[name][at], False, row[way], note))
         if name == "Softmax" and not causal:
@@ -204,10 +204,10 @@ def _length_bars(rows: list[dict[str, Any]]) -> list[Bar]:
                     ratios = [
                         (r["TFLOP/s"][way] / theirs[*r["shape"], causal]["TFLOP/s"][way], r["shape"][2])
                         for r in mine
-                        if "forward" in r
+                        if way in r.get("TFLOP/s", {})
                     ]
                     where = f"{name}, head size {size}{', causal' if causal else ''}"
-                    if len(ratios) < len(mine):
+                    if len(ratios) < len(mine) or not ratios:
                         judged.append(Bar(where, f"{way}: speed / cuDNN", bound, note="a length has no figure"))
                         continue
                     least, length = min(ratios)
@@ -257,7 +257,7 @@ def main(given: list[str] | None = None) -> int:
     file = None if asked.quick or asked.only else asked.out / "launching.json"
     if setting.device == "cuda":
         compile_ahead(setting, "step" in wanted)
-    found: dict[str, Any] = {"errors": check(setting)} | dict.fromkeys(parts, [])
+    found: dict[str, Any] = {"errors": check(setting)} | {name: [] for name in parts}
     print("errors", found["errors"], file=sys.stderr, flush=True)
     for name, part in parts.items():
         begun = time.monotonic()

@@ -12,6 +12,7 @@ from benchmarks.lengths import BARRED, LOW, SPEED, TORCH
 from benchmarks.timing import kernels
 
 DIRECTIONS = ("forward", "backward")
+LONG = 1024
 
 
 def section(result: dict[str, Any], picture: str) -> list[str]:
@@ -22,6 +23,7 @@ def section(result: dict[str, Any], picture: str) -> list[str]:
         "",
         f"{_machine(result)} `python -m benchmarks.launching` prints every figure of this section and writes `benchmarks/results/launching.json`. Full lines are without a mask, dashed ones causal.",
         "",
+        *([f"**{result['note']}**", ""] if result.get("note") else []),
         *(["**The fused kernels changed after this run.**", ""] if stale else []),
         *_ratios(result),
         *_others(result),
@@ -44,21 +46,24 @@ def plain(result: dict[str, Any], size: int, causal: bool) -> list[dict[str, Any
 
 def ratios(result: dict[str, Any], name: str, size: int, causal: bool, way: str) -> dict[int, float]:
     """Speed over that of cuDNN, by length."""
-    rows = {(row["contestant"], row["shape"][2]): row["TFLOP/s"][way] for row in plain(result, size, causal)}
+    known = [row for row in plain(result, size, causal) if way in row["TFLOP/s"]]
+    rows = {(row["contestant"], row["shape"][2]): row["TFLOP/s"][way] for row in known}
     return {length: speed / rows[TORCH, length] for (who, length), speed in rows.items() if who == name}
 
 
 def _sentence(result: dict[str, Any]) -> str:
     def spread(way: str) -> str:
         found = [
-            ratio
+            (ratio, length)
             for name in SPEED
             for size in (64, 128)
             for causal in (False, True)
             for length, ratio in ratios(result, name, size, causal, way).items()
             if length in BARRED
         ]
-        return f"{min(found):.2f} to {max(found):.2f}" if found else "no"
+        later = [ratio for ratio, length in found if length >= LONG]
+        every = [ratio for ratio, _ in found]
+        return f"{way} at {min(every):.2f} to {max(every):.2f} ({min(later):.2f} to {max(later):.2f} from {LONG:,} tokens on)" if later else ""  # fmt: skip
 
     steps = {(r["way"], r["length"], r["contestant"]): r["tokens/s"] for r in result["step"] if "tokens/s" in r}
     compiled = [
@@ -66,7 +71,7 @@ def _sentence(result: dict[str, Any]) -> str:
     ]
     told = f", and a compiled training step of GPT-2-small at {min(compiled):.2f} to {max(compiled):.2f} times the speed of one with torch's attention" if compiled else ""  # fmt: skip
     return (
-        f"**On a GPU, sigmoid, squared-ReLU and Gaussian attention run forward at {spread('forward')} and backward at {spread('backward')} times the speed of cuDNN's softmax "
+        f"**On a GPU, sigmoid, squared-ReLU and Gaussian attention run {' and '.join(filter(None, map(spread, DIRECTIONS)))} times the speed of cuDNN's softmax "
         f"attention (512 to 32,768 tokens, head sizes 64 and 128, causal and not){told}.**"
     )
 
@@ -83,11 +88,15 @@ def _ratios(result: dict[str, Any]) -> list[str]:
     for size in (64, 128):
         for causal in (False, True):
             theirs = {row["shape"][2]: row for row in plain(result, size, causal) if row["contestant"] == TORCH}
+            if not theirs:
+                continue
             found = {(name, way): ratios(result, name, size, causal, way) for name in names for way in DIRECTIONS}
             body = []
             for length, row in theirs.items():
                 cells = [" / ".join(_cell(found[name, way].get(length)) for way in DIRECTIONS) for name in names]
-                speeds = " / ".join(f"{row['TFLOP/s'][way]:.0f}" for way in DIRECTIONS)
+                speeds = " / ".join(
+                    f"{row['TFLOP/s'][way]:.0f}" if way in row["TFLOP/s"] else "-" for way in DIRECTIONS
+                )
                 body.append(["x".join(map(str, row["shape"])), speeds, *cells])
             lines += [str(Table([f"head size {size}{', causal' if causal else ''}", "cuDNN", *names], body)), ""]
     return lines
@@ -115,6 +124,8 @@ def _others(result: dict[str, Any]) -> list[str]:
         body.append(
             ["x".join(map(str, shape)) + (", causal" if causal else "") + (f", {mask}" if mask else ""), *cells]
         )
+    if not body:
+        return []
     return [
         "### Head sizes and masks",
         "",
@@ -130,8 +141,9 @@ def _host(result: dict[str, Any]) -> list[str]:
     shape = "x".join(map(str, result["host"][0]["shape"]))
     by = {(row["contestant"], row["causal"]): row for row in result["host"]}
     names = list(dict.fromkeys(row["contestant"] for row in result["host"]))
-    body = [[name, *(f"{by[name, causal][way]:.0f}" for causal in (False, True) for way in WAYS)] for name in names]
-    heads = [f"{way}{', causal' if causal else ''}" for causal in (False, True) for way in WAYS]
+    ways = [(causal, way) for causal in (False, True) for way in WAYS if way in by[TORCH, False]]
+    body = [[name, *(f"{by[name, causal][way]:.0f}" for causal, way in ways)] for name in names]
+    heads = [f"{way}{', causal' if causal else ''}" for causal, way in ways]
     return [
         "### What a call costs the processor",
         "",
@@ -139,6 +151,14 @@ def _host(result: dict[str, Any]) -> list[str]:
         "",
         str(Table(["", *heads], body)),
         "",
+        *_layers(result),
+    ]
+
+
+def _layers(result: dict[str, Any]) -> list[str]:
+    if not result["layers"]:
+        return []
+    return [
         "Forward and backward of a layer (16 sequences of 1,024 tokens, width 1,024, 16 heads) with `torch.autograd.grad` for all its parameters, and of linear attention for its inputs:",
         "",
         str(Table(["", "microseconds"], [[row["layer"], f"{row['microseconds']:.0f}"] for row in result["layers"]])),
@@ -148,6 +168,8 @@ def _host(result: dict[str, Any]) -> list[str]:
 
 def _steps(result: dict[str, Any]) -> list[str]:
     rows = [row for row in result["step"] if "tokens/s" in row]
+    if not rows:
+        return []
     rates = {(row["way"], row["length"], row["contestant"]): row["tokens/s"] for row in rows}
     ways = list(dict.fromkeys((row["way"], row["length"]) for row in rows))
     names = list(dict.fromkeys(row["contestant"] for row in rows))
@@ -193,10 +215,14 @@ def draw(result: dict[str, Any], file: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    ways = [way for way in DIRECTIONS if any(way in row.get("TFLOP/s", {}) for row in result["lengths"])]
     with plt.rc_context({"svg.hashsalt": "heedful", "svg.fonttype": "none", "font.size": 9}):
-        figure, panels = plt.subplots(2, 2, figsize=(10, 6.2), sharex=True, sharey=True, layout="constrained")
-        for size, line in zip((64, 128), panels, strict=True):
-            for way, panel in zip(DIRECTIONS, line, strict=True):
+        size_of = (10, 3.1 * len(ways) + 0.6)
+        figure, panels = plt.subplots(
+            len(ways), 2, figsize=size_of, sharex=True, sharey=True, squeeze=False, layout="constrained"
+        )
+        for way, line in zip(ways, panels, strict=True):
+            for size, panel in zip((64, 128), line, strict=True):
                 panel.axhline(1.0, color="0.2", linewidth=1)
                 ticks: set[int] = set()
                 for index, name in enumerate(SPEED):
@@ -217,7 +243,7 @@ def draw(result: dict[str, Any], file: Path) -> None:
                 panel.set_ylim(bottom=0)
                 panel.grid(alpha=0.3)
             line[0].set_ylabel("speed / cuDNN softmax")
-        for panel in panels[1]:
+        for panel in panels[-1]:
             panel.set_xlabel("tokens")
         panels[0][1].legend(loc="lower right", frameon=False)
         figure.suptitle(f"{result['machine']['device']}, bfloat16: speed over cuDNN's softmax attention")

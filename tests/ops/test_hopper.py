@@ -7,7 +7,7 @@ pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluo
 
 from heedful import Gaussian, ReluSquared, Sigmoid, attend
 from heedful.ops.fused import hopper, launch
-from heedful.ops.fused._device import Chip, Setting
+from heedful.ops.fused._device import Chip
 from interpreted import needs_interpreter
 
 SHAPE = (3, 5, 7, 8)
@@ -114,50 +114,3 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
         assert bool((out[1, 2, 64:] == 7.0).all())  # in a block without a mark
         return
     torch.testing.assert_close(torch.autograd.grad(out.sum(), leaves), gradients, rtol=1e-4, atol=1e-4)
-
-
-@needs_interpreter
-@pytest.mark.parametrize("both", [True, False])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kernel", [Sigmoid(bias=-3.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr)  # fmt: skip
-def test_gradients_that_are_left_are_computed_behind(kernel, causal, both, monkeypatch):
-    """Likewise, by flags for every 64 rows and keys; what the stand-in gave elsewhere stays."""
-    leaves = [torch.randn(2, 3, 192, 16, requires_grad=True) for _ in range(3)]
-    wanted = attend(*leaves, is_causal=causal, kernel=kernel, impl="reference")
-    above = torch.randn_like(wanted)
-    gradients = torch.autograd.grad(wanted, leaves, above)
-    asked = []
-
-    def rows(problem, above, stat, delta, hq, hk, dq, left, launch):
-        dq[:], left[:] = 7.0, 0
-        left.view(2, 3, 3)[1, 2, 1] = 1
-        asked.append((stat is not None, delta is not None, hq is not None, hk is not None))
-
-    def columns(problem, above, stat, delta, hq, hk, dk, dv, left, launch):
-        dk[:], dv[:], left[:] = 7.0, 7.0, 0
-        left.view(2, 3, 3)[0, 1, 2] = 1
-
-    monkeypatch.setattr(launch, "_hopper_backward", lambda problem, above: (rows, columns if both else None))
-    monkeypatch.setattr(launch, "chip", lambda device: Chip(9, 1, 2**17))
-    settings = {"rows": Setting(64, 32, 1, 4), "columns": Setting(32, 64, 1, 4)}
-    right = launch.settings
-    monkeypatch.setattr(launch, "settings", lambda kind, *more: [settings[kind]] if kind in settings else right(kind, *more))  # fmt: skip
-    out = attend(*leaves, is_causal=causal, kernel=kernel, impl="triton")
-    dq, dk, dv = torch.autograd.grad(out, leaves, above)
-    distance, divided = isinstance(kernel, Gaussian), isinstance(kernel, Gaussian) and kernel.normalize
-    assert asked == [(divided, divided, distance and not divided, distance)]
-    if not both:
-        torch.testing.assert_close([dk, dv], list(gradients[1:]), rtol=1e-3, atol=1e-3)
-        return
-    if not causal and isinstance(kernel, ReluSquared):
-        assert all(bool((x == 7.0).all()) for x in (dq, dk, dv))  # nothing can be left
-        return
-    for ours, theirs, at in (
-        (dq, gradients[0], (1, 2, 1)),
-        (dk, gradients[1], (0, 1, 2)),
-        (dv, gradients[2], (0, 1, 2)),
-    ):
-        blocks, truth = ours.unflatten(2, (3, 64)), theirs.unflatten(2, (3, 64))
-        torch.testing.assert_close(blocks[at], truth[at], rtol=1e-3, atol=1e-4)
-        blocks[at] = 7.0
-        assert bool((blocks == 7.0).all())

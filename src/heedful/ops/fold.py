@@ -44,6 +44,9 @@ def run(request: Request) -> Tensor:
             size = max(query.shape[-1], width)
             size = size if request.factors is None else -(-size // 8) * 8
             query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
+    if attn_mask is not None and attn_mask.is_floating_point() and query.device.type == "cuda":
+        # Torch's kernels on a GPU take a mask of the queries' own type; a finer one is not rounded.
+        query, key, value = (x.to(attn_mask.dtype) for x in (query, key, value))
     # Given only where it acts: a compiled graph may leave the number of heads open, and the flag must be a plain bool.
     grouped = {"enable_gqa": True} if query.dim() > 2 and query.shape[-3] != key.shape[-3] else {}
     options: dict[str, Any] = {"dropout_p": request.dropout_p, "is_causal": is_causal, "scale": folded.scale, **grouped}

@@ -23,54 +23,12 @@ from heedful.ops.fused.activations import coefficient, slope
 def backward_rows(
     q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, T, C: tl.constexpr, SAFE: tl.constexpr
 ):
-    """The gradient of BM queries, and per row those of alpha, beta and the left factor."""
-    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
-    of_queries(q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, m, b, h, T, C, SAFE)
-
-
-@triton.jit
-def rows_left(q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, left_, count, T, C: tl.constexpr, SPAN: tl.constexpr):
-    """The same for blocks that another kernel has left, by its flags for every 64 rows."""
-    blocks = T.Q // C.BM
-    for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
-        if is_left(left_, first, count, C.BM, SPAN):
-            for at in range(first, tl.minimum(first + SPAN, count)):
-                if is_left(left_, at, count, C.BM, 1):
-                    m, b, h = at % blocks, at // blocks // T.H, at // blocks % T.H
-                    of_queries(q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, None, None, None, m, b, h, T, C, C)
-
-
-@triton.jit
-def columns_left(
-    q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, left_, count, T, C: tl.constexpr, SPAN: tl.constexpr
-):
-    """And for blocks of keys."""
-    blocks = T.K // C.BN
-    for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
-        if is_left(left_, first, count, C.BN, SPAN):
-            for at in range(first, tl.minimum(first + SPAN, count)):
-                if is_left(left_, at, count, C.BN, 1):
-                    n, b, g = at % blocks, at // blocks // T.G, at // blocks % T.G
-                    of_keys_and_values(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, None, None, n, b, g, T, C, C)
-
-
-@triton.jit
-def is_left(left_, first, count, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """Whether one of some blocks is."""
-    flags = first * (BLOCK // 64) + tl.arange(0, SPAN * (BLOCK // 64))
-    return tl.max(tl.load(left_ + flags, mask=flags < count * (BLOCK // 64), other=0)) > 0
-
-
-@triton.jit
-def of_queries(
-    q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, m, b, h, T,
-    C: tl.constexpr, SAFE: tl.constexpr,
-):  # fmt: skip
-    """A block of rows.
+    """The gradient of BM queries, and per row those of alpha, beta and the left factor.
 
     `again` is the query under another name: read through it behind the loop, it need not stay in registers. What the columns need of
     every row, delta and half the squared norm of its query, is kept for them.
     """
+    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
     g = h // (T.H // T.G)
     head = (b * T.H + h).to(tl.int64)
     rows, deep, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.D), tl.arange(0, C.E)
@@ -222,16 +180,11 @@ def walk_rows(
 def backward_columns(
     q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, T, C: tl.constexpr, SAFE: tl.constexpr
 ):
-    """The gradients of BN keys and values, summed over the query heads that share them; per head those of bias and right factor."""
+    """The gradients of BN keys and values, summed over the query heads that share them; per head those of bias and right factor.
+
+    `again` is the key under another name.
+    """
     n, b, g = place(T.K, T.G, C.BN, C.LOW and not C.HIGH, C)
-    of_keys_and_values(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, n, b, g, T, C, SAFE)
-
-
-@triton.jit
-def of_keys_and_values(
-    q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, n, b, g, T, C: tl.constexpr, SAFE: tl.constexpr
-):
-    """A block of columns. `again` is the key under another name."""
     cols, deep, wide = n * C.BN + tl.arange(0, C.BN), tl.arange(0, C.D), tl.arange(0, C.E)
     group = T.H // T.G
     if C.ALONE:

@@ -132,31 +132,12 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
             forms = _forms(spec, late, quick)
             recorder.launch(_forward.forward, (count,), *tiles, out, stat, terms, *forms, **chosen.options)
         else:
-            _left(recorder, _forward.forward_left, (*tiles, out, mark), count, terms, spec, chosen)
+            safe = constants(replace(spec, DOTS=False))
+            grid = (min(_parts(count, SPAN), 2 * chip(device).processors),)
+            recorder.launch(_forward.forward_left, grid, *tiles, out, mark, count, terms, safe, SPAN, **chosen.options)
 
     _fitting("forward", problem, go)
     return out, stat
-
-
-def _left(
-    recorder: Recorder, kernel: Any, args: Sequence[Any], count: int, terms: Terms, spec: Spec, chosen: Setting
-) -> None:
-    """Launches what serves the blocks that a kernel for one chip has left."""
-    safe = constants(replace(spec, DOTS=False))
-    grid = (min(_parts(count, SPAN), 2 * chip(args[-1].device).processors),)
-    recorder.launch(kernel, grid, *args, count, terms, safe, SPAN, **chosen.options)
-
-
-def _hopper_backward(problem: Problem, above: Tensor) -> tuple[Callable[..., None] | None, Callable[..., None] | None]:
-    """The kernels of rows and of columns that are made for one chip, where they serve and are the faster ones."""
-    if _hopper(problem) is None:
-        return None, None
-    from heedful.ops.fused import hopper_backward as chips
-
-    if chips.refuse(problem, above) is not None:
-        return None, None
-    slow_rows, slow_columns = (chips.is_slower(problem, columns) for columns in (False, True))
-    return None if slow_rows else chips.rows, None if slow_columns else chips.columns
 
 
 def _hopper(problem: Problem) -> Callable[..., None] | None:
@@ -217,18 +198,9 @@ def _backward_anew(
     # A row that sums to one does not feel the norm of its query, but the gradient of alpha does.
     feels = problem.distance and (needs[0] or not shares)
     out = out.contiguous()
-    by_rows, by_columns = (None, None) if any(needs) else _hopper_backward(problem, above)
-    if by_rows is not None:
-        delta = row_dot(above, out, recorder=recorder) if shares else None
-        half = _half(query, recorder) if feels else None
-    else:
-        delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
-        half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
+    delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
+    half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
     halves = half, _half(key, recorder) if problem.distance else None
-    leaves = problem.distance or quick or problem.high is not None
-
-    def flags(length: int) -> Tensor:
-        return recorder.made(torch.empty(B * H * length // 64, dtype=torch.int32, device=device), is_scratch=True)
 
     def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
         first = (query, spec.BM, spec.D), (key, spec.BN, spec.D), (value, spec.BN, spec.E), (above, spec.BM, spec.E)
@@ -238,10 +210,6 @@ def _backward_anew(
         recorder.back_to(before)
         terms, spec = _prepare(problem, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
-        if by_rows is not None:
-            args = *inputs, out, dq, stat, delta, marks
-            _left(recorder, _backward.rows_left, args, Q // spec.BM * B * H, terms, spec, chosen)
-            return
         recorder.launch(
             _backward.backward_rows, (_parts(Q, spec.BM) * B * H,),
             *inputs, out, dq, stat, delta, dalpha, dbeta, dleft, terms, *_forms(spec, bounded, quick), **chosen.options,
@@ -252,29 +220,15 @@ def _backward_anew(
         terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
         late = bounded and H == G and (problem.distance or spec.BIAS == 1)
-        if by_columns is not None:
-            args = *inputs, dk, dv, stat, delta, marks
-            _left(recorder, _backward.columns_left, args, K // spec.BN * B * G, terms, spec, chosen)
-            return
         recorder.launch(
             _backward.backward_columns, (_parts(K, spec.BN) * B * G,),
             *inputs, dk, dv, stat, delta, dright, dbias, terms, *_forms(spec, late, quick), **chosen.options,
         )  # fmt: skip
 
-    given = above, stat if shares else None, delta, *halves
-    marks: Tensor | None = None
-    if by_rows is not None:
-        marks = flags(Q)
-        by_rows(problem, *given, dq, marks, recorder.launch)
     before = recorder.mark()
-    if by_rows is None or leaves:
-        _fitting("rows", problem, rows)
-    if by_columns is not None:
-        marks = flags(K)
-        by_columns(problem, *given, dk, dv, marks, recorder.launch)
+    _fitting("rows", problem, rows)
     between = recorder.mark()
-    if by_columns is None or leaves:
-        _fitting("columns", problem, columns)
+    _fitting("columns", problem, columns)
     return Gradients(
         dq,
         dk,
