@@ -131,8 +131,9 @@ def form(problem: Problem, stat: bool) -> Form:
     # By head size: what fits into shared memory and registers.
     sizes = (128, 2, 2, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 160, False)
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
-    # At head size 128 the matrix unit is the one that has no time to spare.
-    ones = problem.query.shape[-1] == 64 and (problem.division == 1 or (problem.activation == "tanh" and stat))
+    # At head size 128 the matrix unit is the one that has no time to spare. A sum that divides a row is added up: so it was compared
+    # with float64 on many tiles; that of a tangent decides alone whether the row is left.
+    ones = problem.query.shape[-1] == 64 and problem.activation == "tanh" and stat
     return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones)
 
 
