@@ -72,7 +72,7 @@ def _sentence(result: dict[str, Any]) -> str:
     told = f", and a compiled training step of GPT-2-small at {min(compiled):.2f} to {max(compiled):.2f} times the speed of one with torch's attention" if compiled else ""  # fmt: skip
     return (
         f"**On a GPU, sigmoid, squared-ReLU and Gaussian attention run {' and '.join(filter(None, map(spread, DIRECTIONS)))} times the speed of cuDNN's softmax "
-        f"attention (512 to 32,768 tokens, head sizes 64 and 128, causal and not){told}.**"
+        f"attention (512 to 32,768 tokens, head sizes 64 and 128, causal and not{'; some of these have no figure, see below' if result.get('note') else ''}){told}.**"
     )
 
 
