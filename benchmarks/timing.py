@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -96,6 +97,9 @@ def measure(contest: Contest, repeats: int) -> Outcome:
 def interleaved(runs: dict[str, Run], repeats: int, device: str = "cpu", least: float = 0.0) -> dict[str, Timing]:
     """Times every run `repeats` times, all of them in turn, after they have been called at least once.
 
+    Each turn has an order of its own, drawn from a fixed seed: what a run leaves in caches and in the allocator makes the next one
+    faster or slower (in one fixed order torch's own attention, entered twice, differed from itself by 5 %).
+
     On a CUDA device the marks are events in the stream, and nobody waits for the device between them: it stays busy while
     the next call is prepared. Where a call takes less than `least` milliseconds, a repeat is the mean of several, and who
     takes very long has fewer turns.
@@ -104,8 +108,10 @@ def interleaved(runs: dict[str, Run], repeats: int, device: str = "cpu", least: 
     calls = {name: max(1, min(MOST_CALLS, math.ceil(least / max(t, 1e-6)))) for name, t in once.items()}
     turns = {name: max(FEWEST, min(repeats, int(LONG / max(t, 1e-6)))) for name, t in once.items()}
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
+    order, draw = list(runs.items()), random.Random(0)
     for turn in range(repeats):
-        for name, run in runs.items():
+        draw.shuffle(order)
+        for name, run in order:
             if turn >= turns[name]:
                 continue
             start = _mark(device)

@@ -160,7 +160,11 @@ def test_contestants_take_turns():
     called = []
     runs = {name: lambda name=name: called.append(name) for name in "ab"}
     found = timing.interleaved(runs, 5)
-    assert "".join(called) == "ababababab"
+    turns = [called[at : at + 2] for at in range(0, 10, 2)]
+    assert all(sorted(turn) == ["a", "b"] for turn in turns)
+    # Neither is always the one who finds what the other left in the caches.
+    assert ["a", "b"] in turns
+    assert ["b", "a"] in turns
     assert found["a"].repeats == 5
     assert found["a"].calls == 1
     called.clear()

@@ -233,8 +233,9 @@ def attend(
         causal = plain.is_causal(attn_mask, is_causal)
         if causal is not None:
             told = plain.signature(query, key, value, causal, scale, enable_gqa, kernel)
-            if told is not None and (known := plain.KNOWN.get(told)) is not None:
-                return known(query, key, value)
+            known = None if told is None else plain.KNOWN.get(told)
+            if known is not None and (out := known(query, key, value)) is not None:
+                return out
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     if told is not None and told not in plain.KNOWN and 0 not in call.shape:
         plain.learn(told, call, _choose(sequence.of_pairs(call), impl)[0])

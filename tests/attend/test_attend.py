@@ -483,7 +483,7 @@ def test_calls_that_are_torchs_own_are_planned_once(monkeypatch):
 def test_the_first_call_of_a_signature_has_the_digits_of_all_later_ones(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (19, 23, 23))
-    for options in ({}, {"kernel": Softmax()}, {"scale": 0.3}):
+    for options in ({}, {"kernel": Softmax()}, {"scale": 0.3}, {"is_causal": True}, {"attn_mask": masks.causal}):
         monkeypatch.setattr(plain, "KNOWN", {})
         first, second = (attend(q, k, v, **options) for _ in range(2))
         assert torch.equal(first, second)

@@ -14,9 +14,11 @@ from heedful import (
     Sigmoid,
     Softmax,
     Unsupported,
+    _attend,
     attend,
     masks,
 )
+from heedful.ops import plain
 
 IMPLEMENTATIONS = ("auto", "reference", "stream", "sdpa", "linear", "triton")
 STATIONARY = [Gaussian(2.0), Gaussian(2.0, normalize=False), Laplace(2.0), Softmax() * Gaussian(2.0), 0.5 * Gaussian()]
@@ -78,6 +80,66 @@ def test_distances_far_from_zero_under_any_mask(kernel, mask):
             strict=True,
         ):
             assert (one - other).norm() < 1e-4 * other.norm()
+
+
+@pytest.mark.parametrize("queries", [7, 11, 13])
+def test_causal_calls_that_are_torchs_own_are_planned_once(queries, monkeypatch):
+    """The second call of a signature goes to torch, with the numbers and the gradients of every other way; masks beside it do not."""
+    monkeypatch.setattr(plain, "KNOWN", {})
+    asked, whole = [], _attend._request
+    monkeypatch.setattr(_attend, "_request", lambda *given: asked.append(given) or whole(*given))
+    leaves = [torch.randn(2, heads, n, 5, requires_grad=True) for heads, n in ((6, queries), (3, 11), (3, 11))]
+    doubles = [x.detach().double().requires_grad_() for x in leaves]
+    wanted = attend(*doubles, is_causal=True, enable_gqa=True, impl="reference")
+    gradients = torch.autograd.grad(wanted.square().sum(), doubles)
+    asked.clear()
+    for out in (attend(*leaves, is_causal=True, enable_gqa=True) for _ in range(3)):
+        assert (out - wanted).abs().max() < 1e-5
+        for one, other in zip(torch.autograd.grad(out.square().sum(), leaves), gradients, strict=True):
+            assert (one - other).abs().max() < 1e-4
+    assert len(asked) == 1
+    # The mask is another name for the flag; all of them agree on what else hides.
+    assert torch.equal(attend(*leaves, masks.causal, enable_gqa=True), out)
+    assert len(asked) == 1
+    keep = torch.ones(11, dtype=torch.bool)
+    keep[0] = False
+    both = attend(*leaves, keep.expand(queries, 11), is_causal=True, enable_gqa=True)
+    assert (both[..., 0, :] == 0).all()
+    assert len(asked) == 2
+    watched = []
+    monkeypatch.setattr(_attend, "WATCHERS", [lambda request, output: watched.append((request.mask, output))])
+    assert torch.equal(attend(*leaves, is_causal=True, enable_gqa=True), out)
+    assert [mask for mask, _ in watched] == [masks.causal]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided"])
+@pytest.mark.parametrize("garbage", [1e30, -1e30, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_known_causal_call_looks_at_its_numbers(which, garbage, layout, monkeypatch):
+    """What comes later is hidden also where the signature went to torch before; who sees what is not finite gives NaN."""
+    monkeypatch.setattr(plain, "KNOWN", {})
+    laid = {
+        "contiguous": torch.Tensor.clone,
+        "transposed": lambda x: x.mT.contiguous().mT,
+        "strided": lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
+    }[layout]
+    vectors = list(torch.randn(3, 2, 3, 13, 7).unbind())
+    results = []
+    for filler in (0.5, garbage):
+        vectors[which][..., 11, 5] = filler
+        leaves = [laid(x).requires_grad_() for x in vectors]
+        out = attend(*leaves, is_causal=True)
+        results.append((out, *torch.autograd.grad(out[..., :11, :].square().sum(), leaves)))
+    ((known,),) = [plain.KNOWN.values()]
+    assert known(*vectors) is None
+    (clean, *gradients), (littered, *others) = results
+    torch.testing.assert_close(littered[..., :11, :], clean[..., :11, :], rtol=0, atol=1e-6)
+    # Keys and values do not hide from a later query: what one of finite but absurd size does to them is its own affair.
+    of = slice(1) if which == 0 and math.isfinite(garbage) else slice(3)
+    for one, other in zip(gradients[of], others[of], strict=True):
+        torch.testing.assert_close(one[..., :11, :], other[..., :11, :], rtol=0, atol=1e-5)
+    if not math.isfinite(garbage):
+        assert littered[..., 11, :].isnan().all()
 
 
 @pytest.mark.parametrize("far", [1e4, 1e20, 1e30, math.inf, math.nan])

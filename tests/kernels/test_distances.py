@@ -107,3 +107,11 @@ def test_exponential_is_softmax_without_its_division():
         rtol=1e-12,
         atol=1e-12,
     )
+
+
+@pytest.mark.parametrize("bandwidth", [None, 1.7, torch.tensor([0.5, 2.0, 3.0])], ids=repr)
+def test_a_gaussians_remoteness_is_its_score_with_the_origin(bandwidth):
+    kernel, (query, _, _) = Gaussian(bandwidth), inputs()
+    wanted = -kernel.score(query, torch.zeros_like(query[..., :1, :]))
+    torch.testing.assert_close(kernel.remoteness(query), wanted)
+    assert not bool(kernel.remoteness(torch.full((1, 3, 2, 7), torch.nan)).max() < 64)

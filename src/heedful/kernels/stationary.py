@@ -64,6 +64,10 @@ class Gaussian(_Distance):
     def score(self, query: Tensor, key: Tensor) -> Tensor:
         return minus_squared_distance(query, key, 0.5 * self._inverse_square(query))
 
+    def remoteness(self, vectors: Tensor) -> Tensor:
+        # The score with the origin in one pass: every call on a CPU is judged by it.
+        return 0.5 * self._inverse_square(vectors) * torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).square()
+
     def fold(self, query: Tensor, key: Tensor) -> Folded:
         keys = wide(key)
         precision = self._inverse_square(keys)

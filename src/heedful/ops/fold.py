@@ -43,7 +43,9 @@ def run(request: Request) -> Tensor:
             # Fused kernels want one head size for all three.
             size = max(query.shape[-1], width)
             size = size if request.factors is None else -(-size // 8) * 8
-            query, key, value = (pad(x, (0, size - x.shape[-1])) for x in (query, key, value))
+            query, key, value = (
+                x if x.shape[-1] == size else pad(x, (0, size - x.shape[-1])) for x in (query, key, value)
+            )
     if attn_mask is not None and attn_mask.is_floating_point() and query.device.type == "cuda":
         # Torch's kernels on a GPU take a mask of the queries' own type; a finer one is not rounded.
         query, key, value = (x.to(attn_mask.dtype) for x in (query, key, value))
@@ -122,7 +124,8 @@ def append_column(query: Tensor, key: Tensor, column: Tensor, least: int = 0) ->
 
     A 16-bit number holds 8 or 11 bits of the column, which for a squared norm of 64 is an error of 0.1 in the exponent. So
     the column is written as a sum of up to three 16-bit numbers (24 bits or more), each with a query coordinate of one; the
-    products are summed in float32 by the fused kernel. The head size is filled up to a multiple of 8, which it wants anyway.
+    products are summed in float32 by the fused kernel. But for a CPU the head size is filled up to a multiple of 8, which it wants
+    anyway.
     """
     parts = []
     terms = 1 if query.dtype in (torch.float32, torch.float64) else 3
@@ -134,7 +137,8 @@ def append_column(query: Tensor, key: Tensor, column: Tensor, least: int = 0) ->
         part = column.clamp(-limit, limit).to(query.dtype)
         parts.append(part[..., None])
         column = column - part.to(column.dtype)
-    fill = -(-max(query.shape[-1] + terms, least) // 8) * 8 - query.shape[-1] - terms
+    step = 1 if query.device.type == "cpu" else 8
+    fill = -(-max(query.shape[-1] + terms, least) // step) * step - query.shape[-1] - terms
     # The fill is multiplied by zeros among the keys, so any number will do among the queries.
     ones = torch.ones((), dtype=query.dtype, device=query.device).expand(*query.shape[:-1], terms + fill)
     zeros = torch.zeros((), dtype=key.dtype, device=key.device).expand(*key.shape[:-1], fill)

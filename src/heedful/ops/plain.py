@@ -1,7 +1,8 @@
 """Calls that need neither checks nor a plan again: told by a signature, and kept as what is run for it.
 
-Two kinds are kept. Softmax attention without a mask that is torch's own call as it stands; and, on a GPU, calls of the fused kernels
-without a mask or with plain causality, whose kernel has numbers for parameters.
+Two kinds are kept, both without a mask or with plain causality. Softmax attention that is torch's own call as it stands, under
+causality on a CPU alone and after a look whether anything hidden could leak; and, on a GPU, calls of the fused kernels, whose kernel
+has numbers for parameters.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from heedful.ops import fused
 from heedful.ops.fold import LAUNCHED
 from heedful.ops.fused._device import approximate
 from heedful.ops.request import Request
+from heedful.ops.shield import tame
 
 Signature = tuple[Any, ...]
-Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+# None: these numbers need more than the one call.
+Run = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
 # None: looked at, and nothing to keep.
 KNOWN: dict[Signature, Run | None] = {}
@@ -80,7 +83,7 @@ _SOFTMAX = Softmax()
 
 
 def learn(new: Signature, request: Request, chosen: str) -> None:
-    """Keeps what a checked request comes down to, where that is one call without a look at the numbers."""
+    """Keeps what a checked request comes down to, where that is one call."""
     if request.query.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # what a graph's capture makes is its own
     if len(KNOWN) >= MOST:
@@ -99,7 +102,10 @@ def _run_of(request: Request, chosen: str) -> Run | None:
 def _is_torchs(request: Request) -> bool:
     """Whether torch's attention takes a request as it is: nothing to pad, to cut in parts or to turn around."""
     kernel = request.kernel
-    if type(kernel) is not Softmax or request.mask is not None or isinstance(kernel.scale, Tensor):
+    if type(kernel) is not Softmax or isinstance(kernel.scale, Tensor):
+        return False
+    # On other devices a look at the numbers would wait.
+    if request.mask is not None and (request.mask is not masks.causal or request.query.device.type != "cpu"):
         return False
     alike = request.query.shape[-1] == request.value.shape[-1] and 0 not in request.shape
     alike = alike and max(request.query.shape[0], request.key.shape[0]) <= LAUNCHED
@@ -111,7 +117,13 @@ def _torchs(request: Request) -> Run:
     # The number that a fold gives: torch's own default may differ from it in the last digit, and watched calls are folded. A flag
     # that changes nothing is left out, as the kernel for it may be another one.
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return partial(scaled_dot_product_attention, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3])
+    run = partial(scaled_dot_product_attention, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3])
+    return run if request.mask is None else partial(_unless_wild, partial(run, is_causal=True))
+
+
+def _unless_wild(run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
+    """Torch multiplies what causality hides by zero, which hides no NaN: such numbers go the long way."""
+    return run(query, key, value) if tame(value.dtype, query, key, value) else None
 
 
 def is_causal(attn_mask: Any, flag: bool) -> bool | None:

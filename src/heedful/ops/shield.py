@@ -88,12 +88,22 @@ def _free_to_look(request: Request) -> bool:
 
 
 def _tame(request: Request) -> bool:
-    """Whether nothing is NaN, nor so large that a product of four could leave its range."""
-    limit = torch.finfo(request.value.dtype).max ** 0.25
-    vectors = [x.detach() for x in _vectors(request) if x.numel()]
     if request.bias is not None and request.bias.numel() and bool(request.bias.detach().amax().isnan()):
         return False
-    return all(float(torch.linalg.vector_norm(x, ord=math.inf)) < limit for x in vectors)
+    return tame(request.value.dtype, *_vectors(request))
+
+
+def tame(dtype: torch.dtype, *vectors: Tensor) -> bool:
+    """Whether nothing is NaN, nor so large that a product of four could leave the range of `dtype`."""
+    limit = torch.finfo(dtype).max ** 0.25
+    return all(_within(x.detach(), limit) for x in vectors if x.numel())
+
+
+def _within(x: Tensor, limit: float) -> bool:
+    # Extremes are found by vector instructions where numbers lie side by side; torch's maximum norm takes one number at a time,
+    # which for 2048 tokens costs a tenth of causal attention.
+    least, most = torch.aminmax(x if x.stride(-1) == 1 else x.mT)
+    return -limit < float(least) and float(most) < limit  # not of NaN, which both would be
 
 
 def _vectors(request: Request) -> list[Tensor]:
