@@ -27,7 +27,7 @@ def _fused(monkeypatch):
 def calls(monkeypatch):
     """Counts calls of the fused operators."""
     counted = []
-    for name in ("chunks", "chunks_step"):
+    for name in ("attention", "chunks_step"):
         operator = getattr(chunk_ops, name)
         monkeypatch.setattr(
             chunk_ops, name, lambda *args, operator=operator, name=name: counted.append(name) or operator(*args)
@@ -229,9 +229,9 @@ SERVED = [
 def test_attend_takes_the_fused_path(kernel_name, case, calls):
     group = 2 if "elu" in kernel_name else 1
     found = attended(KERNELS[kernel_name], case, torch.float32, group)
-    assert calls == ["chunks"]
+    assert calls == ["attention"]
     wanted = attended(KERNELS[kernel_name], case, torch.float64, group)
-    assert calls == ["chunks"], "float64 stays with torch"
+    assert calls == ["attention"], "float64 stays with torch"
     for one, other in zip(found, wanted, strict=True):
         assert float((one - other).norm()) <= 1e-5 * float(other.norm().clamp_min(1.0))
 
@@ -245,7 +245,7 @@ def test_axes_broadcast_and_heads_may_be_absent(calls):
         wanted = attend(*(x.double() for x in given), impl="reference", **arguments)
         assert out.shape == wanted.shape
         torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
-    assert calls == ["chunks", "chunks"]
+    assert calls == ["attention", "attention"]
 
 
 def test_what_is_not_meant_for_the_kernels_takes_the_other_path(calls):
@@ -268,7 +268,7 @@ def test_what_is_not_meant_for_the_kernels_takes_the_other_path(calls):
     out = attend(x, x, x, kernel=Doubled("relu", normalize=False), is_causal=True, impl="linear")
     wanted = attend(x, x, x, kernel=2 * FeatureMap("relu", normalize=False), is_causal=True, impl="linear")
     torch.testing.assert_close(out, wanted)
-    assert calls == ["chunks", "chunks"]
+    assert calls == ["attention", "attention"]
 
 
 @pytest.mark.parametrize("name", ["elu", "relu", "cosine", "averaged", "polynomial"])

@@ -128,40 +128,6 @@ def test_scratch_memory_is_nobody_elses(stream, monkeypatch):
         assert all(at + 4096 <= first or at >= first + 4096 for at in made)
 
 
-def test_a_kernel_is_launched_again_by_what_was_compiled(stream, monkeypatch):
-    monkeypatch.setattr(triton, "__version__", "4.0.0")
-    monkeypatch.setattr(prepared, "interpreting", lambda: False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(prepared, "LAUNCHES", {})
-    kernel = Kernel()
-    kernel.arg_names, kernel.tensordesc_meta = ["x", "n", "y", "SIZE", "BIAS"], ()
-    made = []
-    monkeypatch.setattr(Kernel, "__getitem__", lambda self, grid: (lambda *args, **more: made.append(more) or self) if "first" not in seen else (lambda *args, stream: self.launches.append((grid, args, stream))))  # fmt: skip
-    seen = set()
-    x = torch.zeros(3)
-    launch = prepared.launched(kernel, (5, 2))
-
-    def called(x, n):
-        seen.clear()
-        before = len(made)
-        call = prepared.Launch.__init__
-        monkeypatch.setattr(prepared.Launch, "__init__", lambda self, *a: (seen.add("first"), call(self, *a))[1])
-        launch(x, n, x, SIZE=16, BIAS=None, num_warps=4)
-        monkeypatch.setattr(prepared.Launch, "__init__", call)
-        return len(made) - before
-
-    assert called(x, 7) == 1
-    assert made == [{"num_warps": 4}]
-    seen.add("first")
-    assert called(torch.ones(3), 7) == 0
-    assert called(x, 8) == 1
-    assert called(x.double(), 7) == 1
-    (grid, args, given), *_ = kernel.launches
-    assert (grid, given, args[1], args[3:]) == ((5, 2, 1), 7, 7, (16, None))
-    assert args[0] == args[2] != x.data_ptr()
-
-
 def test_launches_that_a_profiler_watches_are_tritons_own(monkeypatch):
     assert not prepared.is_watched()
     monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)

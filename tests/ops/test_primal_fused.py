@@ -10,18 +10,22 @@ pytest.importorskip("triton", reason="the fused kernels need triton, which exist
 from heedful import Unsupported
 from heedful.nn import Encoder, PrimalAttention, ksvd_loss
 from heedful.ops import primal
-from heedful.ops.fused import _device, primal_ops
+from heedful.ops.fused import _device, prepared, primal_ops
 from heedful.ops.fused._device import Chip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def poisoned(x):
+    return x.fill_(torch.nan) if x.is_floating_point() else x
 
 
 @pytest.fixture(autouse=True)
 def _on_any_device(monkeypatch):
     monkeypatch.setattr(primal, "FUSED", frozenset({DEVICE}))
     # What a kernel does not write shall be seen.
-    empty = primal_ops._Sizes.empty
-    monkeypatch.setattr(primal_ops._Sizes, "empty", lambda self, *shape: empty(self, *shape).fill_(torch.nan))
+    empty = prepared.Launcher.empty
+    monkeypatch.setattr(prepared.Launcher, "empty", lambda *given, **how: poisoned(empty(*given, **how)))
     torch.manual_seed(0)
 
 
@@ -166,10 +170,12 @@ def test_a_smaller_setting_where_the_first_has_no_room(kernel, monkeypatch):
     real, turned_away = getattr(kernels, kernel), []
 
     class Full:
+        arg_names = real.arg_names
+
         def __getitem__(self, grid):
             def launch(*args, **options):
                 if not turned_away:
-                    turned_away.append(options["ROWS"])
+                    turned_away.append(grid)
                     raise triton.runtime.errors.OutOfResources(2, 1, "shared memory")
                 return real[grid](*args, **options)
 
@@ -256,8 +262,8 @@ def test_the_layer_takes_them(monkeypatch):
     mask = torch.zeros(2, 29, dtype=torch.bool, device=DEVICE)
     mask[1, 20:] = True
     calls = []
-    kernel = primal_ops.primal_fold
-    monkeypatch.setattr(primal_ops, "primal_fold", lambda *args: calls.append(1) or kernel(*args))
+    kernel = primal_ops.fold
+    monkeypatch.setattr(primal_ops, "fold", lambda *args: calls.append(1) or kernel(*args))
     found = layer(x, mask), layer.ksvd_loss()
     assert calls
     monkeypatch.setattr(primal, "FUSED", frozenset())

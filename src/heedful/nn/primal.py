@@ -200,9 +200,8 @@ class PrimalAttention(PrimalCore):
         self._last = None
         return self
 
-    def _readout(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        c_e, c_r = self.head_proj.weight.chunk(2, dim=-1)
-        return c_e, c_r, self.head_proj.bias
+    def _readout(self) -> tuple[Tensor, None, Tensor | None]:
+        return self.head_proj.weight, None, self.head_proj.bias  # both halves in one
 
     def _leave(self, out: Tensor, keep: Tensor | None) -> Tensor:
         """`[B, H, n, p]` -> `[B, n, embed]`, zero at padding."""

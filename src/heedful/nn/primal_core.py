@@ -165,7 +165,7 @@ class PrimalCore(Module):
             setattr(self, name, nn.Parameter((scale * new).to(old.dtype).contiguous(), old.requires_grad))
         return self
 
-    def _combine(self, x: Tensor, keep: Tensor | None, c_e: Tensor, c_r: Tensor, bias: Tensor | None) -> Tensor:
+    def _combine(self, x: Tensor, keep: Tensor | None, c_e: Tensor, c_r: Tensor | None, bias: Tensor | None) -> Tensor:
         """E c_e^T + R c_r^T + bias, `[B, H, n, v]`; keeps the parts of the loss."""
         if self.causal == "prefix":
             query, key = self._queries_keys(x, keep)
@@ -179,7 +179,7 @@ class PrimalCore(Module):
                 query, key = self._queries_keys(x, keep)
                 out, parts = ops.folded(query, key, *rest, **how)
             else:
-                pair = self.in_proj(x).unflatten(-1, (2, self.num_heads, self.head_dim))
+                pair = self.in_proj(x).view(*x.shape[:2], 2, self.num_heads, self.head_dim)
                 out, parts = ops.folded_pair(pair, *rest, **how)
         if parts is not None:
             self._last, self._recorded = parts, torch.is_grad_enabled()

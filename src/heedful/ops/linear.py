@@ -20,6 +20,8 @@ CHUNK = 128
 
 # Devices on which the fused kernels run. Tests add the CPU, where Triton's interpreter runs them.
 FUSED = frozenset({"cuda"})
+# Whether they take a sum over all keys in float32 as well. It is a matrix product, which torch does faster; tests try it.
+SINGLE = False
 
 
 class LinearState(NamedTuple):
@@ -43,7 +45,7 @@ def run(request: Request) -> Tensor:
     fused = _fusable(request.kernel, request.query, request.value)
     name = request.kernel.fused_map
     # One sum over all keys is a matrix product, which loses only where 16 bit would be written out in 32 first.
-    if fused and name is not None and (is_causal or request.query.dtype != torch.float32):
+    if fused and name is not None and (is_causal or SINGLE or request.query.dtype != torch.float32):
         return _run_fused(request, name, is_causal, _visible(request, mask, torch.float32))
     request = request.expanded()
     query, key, value = _prepare(request.kernel.features, request.query, request.key, request.value)
@@ -73,6 +75,9 @@ def _fusable(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
 
 def _run_fused(request: Request, name: chunk_ops.MapName, is_causal: bool, weight: Tensor | None) -> Tensor:
     """By the fused kernels, which take `[B, H, n, D]`, as many heads of keys as of values, and a weight for each of those."""
+    normal = request.kernel.traits.division == "sum"
+    if weight is None and _is_plain(request.query, request.key, request.value):
+        return chunk_ops.attention(request.query, request.key, request.value, None, name, normal, is_causal)
     lead, flat = request.shape[:-3], request.query.dim() == 2
     of_heads = weight is not None and weight.dim() > 1 and weight.shape[-2] > 1
     if not flat and of_heads:
@@ -83,9 +88,13 @@ def _run_fused(request: Request, name: chunk_ops.MapName, is_causal: bool, weigh
     )
     if weight is not None:
         weight = weight.expand(*lead, *key.shape[1:3]).reshape(key.shape[:3])
-    normal = request.kernel.traits.division == "sum"
-    out, _ = chunk_ops.chunks(query, key, value, weight, name, normal, is_causal)
+    out = chunk_ops.attention(query, key, value, weight, name, normal, is_causal)
     return out.reshape(*request.query.shape[:-1] if flat else (*lead, *request.query.shape[-3:-1]), value.shape[-1])
+
+
+def _is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether tensors are as the kernels take them: four axes, of which none broadcasts."""
+    return query.dim() == 4 and query.shape[0] == key.shape[0] and key.shape[:3] == value.shape[:3]
 
 
 def _visible(request: Request, mask: Mask | None, dtype: torch.dtype) -> Tensor | None:

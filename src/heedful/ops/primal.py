@@ -42,7 +42,7 @@ class Parts(NamedTuple):
     energy: Tensor  # [B, 2, H, s], sum over tokens of e^2, and of r^2
     tokens: Tensor  # [B], how many
     product: Tensor  # [H], tr(W_e^T W_r)
-    w_e: Tensor  # [H, n', s], or [H, p, s] where weights are static
+    w_e: Tensor  # [H, n', s], or [H, p, s] where weights are static, as they were given
     w_r: Tensor
     data: Data | None  # None where every prefix has a kernel of its own
 
@@ -81,8 +81,12 @@ def sample(x: Tensor, rows: int, how: str, keep: Tensor | None = None) -> Tensor
     if how == "stride":
         return _take(x, row * last // max(rows - 1, 1), keep)
     width = -(-length // rows)
+    if keep is None and length == rows:
+        return x
+    if keep is None and primal_ops.usable_means(x, FUSED):
+        return primal_ops.means(x, rows)
     if keep is None and width * rows == length:
-        return x.unflatten(1, (rows, width)).mean(dim=2, dtype=kind) if width > 1 else x
+        return x.unflatten(1, (rows, width)).mean(dim=2, dtype=kind)
     first = row * count // rows  # [rows] or [B, rows]
     if width == 1:
         return _take(x, first, keep)
@@ -181,7 +185,7 @@ def folded(
     w_e: Tensor,
     w_r: Tensor,
     c_e: Tensor,
-    c_r: Tensor,
+    c_r: Tensor | None,
     bias: Tensor | None = None,
     keep: Tensor | None = None,
     *,
@@ -193,7 +197,7 @@ def folded(
     $$O = \Phi_q (F^T W_e C_e^T) + \Phi_k (F^T W_r C_r^T) + b, \qquad
     \textstyle\sum_i e_{ic}^2 = \big[W_{e|X}^T (\Phi_q^T M \Phi_q)\, W_{e|X}\big]_{cc},\quad W_{e|X} = F^T W_e,$$
 
-    with M = diag(keep). Shapes as in `primal_attention`; c_e and c_r `[v, s]`, bias `[v]`, keep `[B, n]` (True counts).
+    with M = diag(keep). Shapes as in `primal_attention`; c_e and c_r `[v, s]`, or C `[v, 2 s]` and None; bias `[v]`, keep `[B, n]` (True counts).
     Output in the dtype of the query; sums in float32 or wider. `residual` needs `parts="kkt"`, J any other than False.
     """
     given = _Given(sample, w_e, w_r, c_e, c_r, bias, keep)
@@ -202,7 +206,7 @@ def folded(
     with full_precision(query.device):
         phi_q, phi_k = (phi.contiguous() for phi in features(query, key, feature_map))
         kind = phi_q.dtype
-        w_e, w_r, c_e, c_r = (x.to(kind) for x in (w_e, w_r, c_e, c_r))
+        w_e, w_r, c_e, c_r = (x.to(kind) for x in (w_e, w_r, *halves(c_e, c_r)))
         sample = None if sample is None else sample.to(kind)
         on_e, on_r = (lowered(w, sample) for w in (w_e, w_r))  # [(B,) H, p, s]
         out = _two_products(phi_q, on_e @ c_e.mT, phi_k, on_r @ c_r.mT, None if bias is None else bias.to(kind))
@@ -223,7 +227,7 @@ def folded_pair(
     w_e: Tensor,
     w_r: Tensor,
     c_e: Tensor,
-    c_r: Tensor,
+    c_r: Tensor | None,
     bias: Tensor | None = None,
     keep: Tensor | None = None,
     *,
@@ -245,24 +249,33 @@ class _Given(NamedTuple):
     w_e: Tensor
     w_r: Tensor
     c_e: Tensor
-    c_r: Tensor
+    c_r: Tensor | None
     bias: Tensor | None
     keep: Tensor | None
+
+
+def halves(c_e: Tensor, c_r: Tensor | None) -> tuple[Tensor, Tensor]:
+    """C_e and C_r, of which the first may hold both."""
+    if c_r is not None:
+        return c_e, c_r
+    c_e, c_r = c_e.chunk(2, dim=-1)
+    return c_e, c_r
 
 
 def _fusable(query: Tensor, key: Tensor, given: _Given, feature_map: Kernel) -> bool:
     """Whether the fused kernels serve: cosine features of 16-bit or float32 tensors on a GPU, nothing that broadcasts."""
     sample, w_e, w_r, c_e, c_r, _, keep = given
     batch, heads, n, p = query.shape
-    v, s = c_e.shape[-2:]
+    v, s = c_e.shape[-2], w_e.shape[-1]
+    wanted = (v, s if c_r is not None else 2 * s)
     rows = p if sample is None else sample.shape[-2]
     return (
         type(feature_map) is Cosine
         and query.dtype == key.dtype
         and query.shape == key.shape
         and w_e.shape == w_r.shape == (heads, rows, s)
-        and c_e.shape == c_r.shape
-        and c_e.shape in ((v, s), (heads, v, s))
+        and (c_r is None or c_e.shape == c_r.shape)
+        and c_e.shape in (wanted, (heads, *wanted))
         and (sample is None or sample.shape == (batch, heads, rows, p))
         and (keep is None or keep.shape == (batch, n))
         and primal_ops.usable(query, v, s, FUSED)
@@ -272,15 +285,13 @@ def _fusable(query: Tensor, key: Tensor, given: _Given, feature_map: Kernel) -> 
 def _fused(pair: Tensor, given: _Given, parts: TrackLoss) -> Folded:
     """Both sides in one stack: the device waits for few launches, and reads queries and keys once."""
     sample, w_e, w_r, c_e, c_r, bias, keep = given
-    w_r, c_r = w_r.to(w_e.dtype), c_r.to(c_e.dtype)
+    w_r, c_r = w_r.to(w_e.dtype), None if c_r is None else c_r.to(c_e.dtype)
     with full_precision(pair.device):
-        out, on, product, energy, tokens = primal_ops.primal_fold(
-            pair, sample, w_e, w_r, c_e, c_r, bias, keep, bool(parts)
-        )
+        out, made = primal_ops.fold(pair, sample, w_e, w_r, c_e, c_r, bias, keep, bool(parts))
         record = None
-        if parts:
-            kind, data = torch.float32, Data(on, sample, _moment(pair, keep, on) if parts == "kkt" else None)
-            record = Parts(energy, tokens.detach(), product, w_e.to(kind), w_r.to(kind), data)
+        if made is not None:
+            data = Data(made.on, sample, _moment(pair, keep, made.on) if parts == "kkt" else None)
+            record = Parts(made.energy, made.tokens, made.product, w_e, w_r, data)
         return Folded(out.transpose(1, 2), record)
 
 
@@ -300,8 +311,9 @@ def _two_products(a: Tensor, m: Tensor, b: Tensor, n: Tensor, bias: Tensor | Non
     return torch.baddbmm(out, b, n).unflatten(0, lead)
 
 
-def read(scores: Scores, c_e: Tensor, c_r: Tensor, bias: Tensor | None) -> Tensor:
+def read(scores: Scores, c_e: Tensor, c_r: Tensor | None, bias: Tensor | None) -> Tensor:
     """E c_e^T + R c_r^T + bias of scores that were written out, in their type."""
+    c_e, c_r = halves(c_e, c_r)
     with full_precision(scores.e.device):
         out = scores.e @ c_e.mT.to(scores.e.dtype) + scores.r @ c_r.mT.to(scores.e.dtype)
         return out if bias is None else out + bias.to(out.dtype)
@@ -382,7 +394,8 @@ def residual(parts: Parts, lam: Tensor, reduction: Reduction = "per_sample") -> 
     else:
         count = parts.tokens[:, None, None, None]
     weights = weights / count.clamp_min(1)
-    gap = relative_gap(pull_e * weights, pull_r * weights, parts.w_e, parts.w_r)
+    w_e, w_r = (w.to(pull_e.dtype) for w in (parts.w_e, parts.w_r))
+    gap = relative_gap(pull_e * weights, pull_r * weights, w_e, w_r)
     return gap if reduction == "batch" else gap * (parts.tokens > 0)[:, None]
 
 
@@ -394,7 +407,7 @@ def penalty(
     if (reduction, trace, kind) == ("per_sample", "param", "objective") and primal_ops.usable_loss(
         parts.energy, lam, parts.product, parts.tokens, FUSED
     ):
-        return primal_ops.primal_penalty(parts.energy, lam, parts.product, parts.tokens)[0]
+        return primal_ops.penalty(parts.energy, lam, parts.product, parts.tokens)
     if kind == "kkt":
         each = residual(parts, lam, reduction).mean(dim=-1)
     else:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from heedful.kernels.base import divisor
 from heedful.kernels.feature_map import elu_plus_one
-from heedful.ops.fused._device import Tiles, able, current, power_of_2, tiles, unit_stride
+from heedful.ops.fused._device import Tiles, able, interpreting, power_of_2, tiles, unit_stride
+from heedful.ops.fused._eager import eager, recorded
 from heedful.ops.request import wide
+
+if TYPE_CHECKING:
+    from heedful.ops.fused.prepared import Launcher
 
 MapName = Literal["identity", "relu", "elu"]
 
@@ -29,24 +34,34 @@ def _one_tile(features: int, width: int) -> bool:
     return max(features, width) <= 64
 
 
+def _add_up(launch: Launcher, parts: Tensor, out: Tensor) -> None:
+    from heedful.ops.fused._sums import add_up  # which imports triton
+
+    add_up(launch, parts, out)
+
+
+def _beside(x: Tensor) -> bool:
+    """Whether the heads of `[B, H, n, D]` lie beside one another, as one linear map of every token makes them: so does their gradient."""
+    return x.stride(1) < x.stride(2)
+
+
 class _Job:
-    """Tensors of one call, and launches of the kernels on them."""
+    """Tensors of one call, as the kernels read them, and launches of the kernels on them."""
 
     def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, map: str, normal: bool, causal: bool
-    ) -> None:
+        self, launch: Launcher, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None,
+        map: str, normal: bool, causal: bool,
+    ) -> None:  # fmt: skip
         from heedful.ops.fused import chunks
-        from heedful.ops.fused.prepared import launched
 
-        self.kernels, self.launched = chunks, launched
-        self.query, self.key, self.value = (unit_stride(x) for x in (query, key, value))
-        self.weight = None if weight is None else weight.float()
+        self.kernels, self.launch = chunks, launch
+        self.query, self.key, self.value, self.weight = query, key, value, weight
         assert weight is None or weight.shape == key.shape[:3], "strides are read as they are"
         assert key.shape[:3] == value.shape[:3]
         self.batch, self.heads, self.queries, self.features = query.shape
         self.key_heads, self.keys, self.width = value.shape[1:]
         self.group = self.heads // self.key_heads
-        self.interpreted = query.device.type == "cpu"
+        self.interpreted = interpreting()
         self.map, self.normal, self.causal = map, normal, causal
         self.dot = torch.bfloat16 if {query.dtype, value.dtype} == {torch.bfloat16} else torch.float32
         self.exact = value.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
@@ -74,22 +89,21 @@ class _Job:
         rest = (0, 0, 0) if self.weight is None else self.weight.stride()
         return (*self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], *rest)
 
-    def past(self, first: Tensor | None = None, last: bool = False) -> Tensor | None:
+    def past(self, first: Tensor | None = None) -> Tensor | None:
         """Sums of the spans of keys before each one, `[B * G, spans + 1, F * E + F]`; None where nothing needs them."""
-        if self.causal and self.spans(self.keys) == 1 and first is None and not last:
+        if self.causal and self.spans(self.keys) == 1 and first is None:
             return None
         rest = (0, 0, 0) if self.weight is None else self.weight.stride()
         strides = (*self.key.stride()[:3], *self.value.stride()[:3], *rest)
         return self._sums(self.key, self.value, self.weight, None, self.keys, strides, 1, first)
 
-    def future(self, gradient: Tensor, totals: Tensor, deltas: Tensor) -> Tensor | None:
+    def future(self, gradient: Tensor, totals: Tensor | None, deltas: Tensor | None) -> Tensor | None:
         """The same of queries and gradients, for the spans after each one."""
         if self.causal and self.spans(self.queries) == 1:
             return None
-        rest = totals.stride() if self.normal else (0, 0, 0)
+        rest = (0, 0, 0) if totals is None else totals.stride()
         strides = (*self.query.stride()[:3], *gradient.stride()[:3], *rest)
-        by, shift = (totals, deltas) if self.normal else (None, None)
-        return self._sums(self.query, gradient, by, shift, self.queries, strides, self.group, None, reverse=True)
+        return self._sums(self.query, gradient, totals, deltas, self.queries, strides, self.group, None, reverse=True)
 
     def _sums(
         self, features: Tensor, values: Tensor, factor: Tensor | None, shift: Tensor | None, length: int,
@@ -97,73 +111,144 @@ class _Job:
     ) -> Tensor:  # fmt: skip
         cut, spans, heads = self.tiles("states"), self.spans(length), self.batch * self.key_heads
         size = self.features * (self.width + 1)
-        states = torch.empty(heads, spans, size, dtype=torch.float32, device=features.device)
+        states = self.launch.empty(heads, spans, size, is_scratch=True)
         grid = (heads * spans, -(-self.features // cut.features), -(-self.width // cut.width))
-        self.launched(self.kernels._span_states, grid)(
+        self.launch(
+            self.kernels._span_states, grid,
             features, values, factor, shift, states, length, spans, self.key_heads, *strides,
             GROUP=group, INVERSE=reverse, **self.settings(cut),
         )  # fmt: skip
-        sums = torch.empty(heads, spans + 1, size, dtype=torch.float32, device=features.device)
+        # A state that a call began with is one that it gives back.
+        sums = self.launch.empty(heads, spans + 1, size, is_scratch=first is None)
         cols = 64 if not self.interpreted else 1024
-        self.launched(self.kernels._running_sums, (-(-size // cols), heads))(
-            states, first, sums, spans, size, REVERSE=reverse, SPANS=2 if self.interpreted else 16, COLS=cols
-        )
+        self.launch(
+            self.kernels._running_sums, (-(-size // cols), heads),
+            states, first, sums, spans, size, REVERSE=reverse, SPANS=2 if self.interpreted else 16, COLS=cols,
+        )  # fmt: skip
         return sums
 
-    def read(self, sums: Tensor | None, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs and totals; given a gradient, deltas and nothing."""
-        cut, spans = self.tiles("outputs"), self.spans(self.queries)
-        columns = -(-self.width // cut.width)
+    def read(self, sums: Tensor | None) -> tuple[Tensor, ...]:
+        """Outputs, and totals if normal."""
         shape = (self.batch, self.heads, self.queries)
-        totals = self.query.new_empty(shape if self.normal and gradient is None else (0,), dtype=torch.float32)
-        strides: tuple[int, ...] = (0, 0, 0)
-        if gradient is None:
-            out = self.value.new_empty(*shape, self.width)
-        else:
-            out, strides = self.query.new_empty(columns, *shape, dtype=torch.float32), gradient.stride()[:3]
-        self.launched(self.kernels._outputs, (self.batch * self.heads * spans, columns))(
-            self.query, self.key, self.value, self.weight, sums, gradient, out, totals,
+        out = self.launch.empty(*shape, self.width, dtype=self.value.dtype)
+        totals = self.launch.empty(*shape) if self.normal else None
+        self._read(sums, None, (0, 0, 0), out, totals)
+        return (out,) if totals is None else (out, totals)
+
+    def _read(
+        self, sums: Tensor | None, gradient: Tensor | None, strides: tuple[int, ...], out: Tensor, totals: Tensor | None
+    ) -> None:
+        cut, spans = self.tiles("outputs"), self.spans(self.queries)
+        self.launch(
+            self.kernels._outputs, (self.batch * self.heads * spans, -(-self.width // cut.width)),
+            self.query, self.key, self.value, self.weight, sums, gradient, out, out if totals is None else totals,
             self.queries, spans, 0 if sums is None else sums.shape[1], self.heads, *self.inputs(), *strides,
             GROUP=self.group, CAUSAL=self.causal, NORMAL=self.normal, **self.settings(cut),
         )  # fmt: skip
-        return out if gradient is None else out.sum(dim=0), totals
 
-    def by_query(self, sums: Tensor | None, gradient: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def _deltas(self, sums: Tensor | None, gradient: Tensor, whole: bool) -> Tensor | None:
+        """Room for delta of every query, filled where `by_query` does not fill it."""
+        if not self.normal:
+            return None
+        shape = (self.batch, self.heads, self.queries)
+        deltas = self.launch.empty(*shape, is_scratch=True)
+        if not whole:
+            columns = -(-self.width // self.tiles("outputs").width)
+            parts = deltas if columns == 1 else self.launch.empty(columns, *shape, is_scratch=True)
+            self._read(sums, gradient, gradient.stride()[:3], parts, None)
+            if columns > 1:
+                _add_up(self.launch, parts, deltas)
+        return deltas
+
+    def _like(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Room for a gradient of `[B, H, n, D]`, and its strides in that order: heads beside one another where those of x are."""
+        batch, heads, n, size = x.shape
+        if _beside(x):
+            return self.launch.empty(batch, n, heads, size, dtype=x.dtype), (n * heads * size, size, heads * size)
+        return self.launch.empty(*x.shape, dtype=x.dtype), (heads * n * size, n * size, size)
+
+    def by_query(self, sums: Tensor | None, gradient: Tensor, totals: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Gradient of the queries, and deltas."""
         whole = _one_tile(self.features, self.width)
         cut, spans = self.tiles("both" if whole else "queries"), self.spans(self.queries)
-        deltas = torch.empty_like(totals) if whole or not self.normal else self.read(sums, gradient)[0]
-        out = torch.empty_like(self.query)
-        self.launched(self.kernels._query_gradient, (self.batch * self.heads * spans, -(-self.features // cut.features)))(
+        out, strides = self._like(self.query)
+        deltas = self._deltas(sums, gradient, whole)
+        self.launch(
+            self.kernels._query_gradient, (self.batch * self.heads * spans, -(-self.features // cut.features)),
             self.query, self.key, self.value, self.weight, sums, gradient, totals, deltas, out,
             self.queries, spans, 0 if sums is None else sums.shape[1], self.heads, *self.inputs(),
-            *gradient.stride()[:3], *out.stride()[:3],
+            *gradient.stride()[:3], *strides,
             GROUP=self.group, CAUSAL=self.causal, NORMAL=self.normal, DELTA=whole, **self.settings(cut),
         )  # fmt: skip
         return out, deltas
 
     def by_key(
-        self, sums: Tensor | None, gradient: Tensor, totals: Tensor, deltas: Tensor, by_weight: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of keys, values and weights."""
+        self, sums: Tensor | None, gradient: Tensor, totals: Tensor | None, deltas: Tensor | None, by_weight: bool
+    ) -> list[Tensor]:
+        """Gradients of keys, values and, where they are wanted, weights."""
         whole = _one_tile(self.features, self.width)
         spans = self.spans(self.keys)
-        key, value = torch.empty_like(self.key), torch.empty_like(self.value)
-        weight = None
+        (key, key_strides), (value, value_strides) = self._like(self.key), self._like(self.value)
+        shape = (self.batch, self.key_heads, self.keys)
+        found = [key, value, self.launch.empty(*shape)] if by_weight else [key, value]
+        parts = None
         for role in ("both",) if whole else ("keys", "values"):
             cut = self.tiles(role)
             grid = (-(-self.features // cut.features), -(-self.width // cut.width))
             if by_weight and role != "values":
-                weight = totals.new_empty(grid[0], self.batch, self.key_heads, self.keys)
-            self.launched(self.kernels._key_gradients, (self.batch * self.key_heads * spans, *grid))(
+                parts = found[2] if grid[0] == 1 else self.launch.empty(grid[0], *shape, is_scratch=True)
+            self.launch(
+                self.kernels._key_gradients, (self.batch * self.key_heads * spans, *grid),
                 self.query, self.key, self.value, self.weight, sums, gradient, totals, deltas,
                 key if role != "values" else None, value if role != "keys" else None,
-                weight if role != "values" else None,
+                parts if role != "values" else None,
                 self.keys, spans, 0 if sums is None else sums.shape[1], self.key_heads, *self.inputs(),
-                *gradient.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+                *gradient.stride()[:3], *key_strides, *value_strides,
                 GROUP=self.group, CAUSAL=self.causal, NORMAL=self.normal, **self.settings(cut),
             )  # fmt: skip
-        return key, value, totals.new_empty(0) if weight is None else weight.sum(dim=0)
+        if parts is not None and parts is not found[2]:
+            _add_up(self.launch, parts, found[2])
+        return found
+
+
+def _chunks(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, map: str, normal: bool, causal: bool
+) -> Sequence[Tensor]:
+    """Launches of the forward pass: outputs, and totals if normal."""
+    from heedful.ops.fused import prepared
+
+    query, key, value = unit_stride(query), unit_stride(key), unit_stride(value)
+    given = query, key, value, None if weight is None else weight.float()
+
+    def anew(launch: Launcher) -> Sequence[Tensor]:
+        job = _Job(launch, *given, map, normal, causal)
+        return job.read(job.past())
+
+    settings = "chunks", map, normal, causal, torch.get_float32_matmul_precision()
+    return prepared.again(given, settings, anew, device=query.device)
+
+
+def _chunks_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, totals: Tensor | None,
+    map: str, normal: bool, causal: bool, by_weight: bool,
+) -> Sequence[Tensor]:  # fmt: skip
+    """Launches of the backward pass: gradients of query, key, value and, where it is wanted, weight."""
+    from heedful.ops.fused import prepared
+
+    query, key, value, gradient = unit_stride(query), unit_stride(key), unit_stride(value), unit_stride(gradient)
+    weight, totals = None if weight is None else weight.float(), totals if normal else None
+
+    def anew(launch: Launcher) -> Sequence[Tensor]:
+        job = _Job(launch, query, key, value, weight, map, normal, causal)
+        by_query, deltas = job.by_query(job.past(), gradient, totals)
+        return by_query, *job.by_key(job.future(gradient, totals, deltas), gradient, totals, deltas, by_weight)
+
+    settings = "chunks backward", map, normal, causal, by_weight, torch.get_float32_matmul_precision()
+    found = [*prepared.again((query, key, value, weight, totals, gradient), settings, anew, device=query.device)]
+    for at, x in enumerate((query, key, value)):
+        if _beside(x):
+            found[at] = found[at].transpose(1, 2)
+    return found
 
 
 @torch.library.custom_op("heedful::chunks", mutates_args=())
@@ -182,9 +267,8 @@ def chunks(
     Returns:
         The output `[B, H, Q, E]` in the value's dtype, and the sums of coefficients `[B, H, Q]` (empty if not normal).
     """
-    with current(query):
-        job = _Job(query, key, value, weight, map, normal, causal)
-        return job.read(job.past())
+    out, *totals = _chunks(query, key, value, weight, map, normal, causal)
+    return out, totals[0] if normal else torch.empty(0, dtype=torch.float32, device=query.device)
 
 
 @chunks.register_fake
@@ -201,11 +285,10 @@ def chunks_backward(
     map: str, normal: bool, causal: bool, by_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value and weight (empty if not asked for)."""
-    with current(query):
-        job = _Job(query, key, value, weight, map, normal, causal)
-        gradient = unit_stride(gradient)
-        by_query, deltas = job.by_query(job.past(), gradient, totals)
-        return by_query, *job.by_key(job.future(gradient, totals, deltas), gradient, totals, deltas, by_weight)
+    by_query, by_key, by_value, *others = _chunks_backward(
+        gradient, query, key, value, weight, totals, map, normal, causal, by_weight
+    )
+    return by_query, by_key, by_value, others[0] if by_weight else totals.new_empty(0)
 
 
 @chunks_backward.register_fake
@@ -213,16 +296,21 @@ def _(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, totals: Tensor,
     map: str, normal: bool, causal: bool, by_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    by_query, by_key, by_value = (torch.empty_like(unit_stride(x)) for x in (query, key, value))
+    by_query, by_key, by_value = (
+        torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        if _beside(x)
+        else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in (unit_stride(query), unit_stride(key), unit_stride(value))
+    )
     return by_query, by_key, by_value, totals.new_empty(key.shape[:-1] if by_weight else (0,))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     *tensors, ctx.map, ctx.normal, ctx.causal = inputs
-    ctx.save_for_backward(*tensors, output[1])
+    ctx.save_for_backward(*tensors, output[1] if ctx.normal else None)
 
 
-def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None = None) -> tuple[Tensor | None, ...]:
     query, key, value, weight, totals = ctx.saved_tensors
     if torch.is_grad_enabled():
         # A second derivative is being prepared: every step must leave its own history.
@@ -231,13 +319,38 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None
         gradients = iter(torch.autograd.grad(out, leaves, gradient, create_graph=True))
         return *(next(gradients) if want else None for want in ctx.needs_input_grad[:4]), None, None, None
     by_weight = weight is not None and ctx.needs_input_grad[3]
-    *gradients, by_weights = chunks_backward(
-        gradient, query, key, value, weight, totals, ctx.map, ctx.normal, ctx.causal, by_weight
-    )
-    return *gradients, by_weights if by_weight else None, None, None, None
+    settings = ctx.map, ctx.normal, ctx.causal, by_weight
+    if eager(gradient, *ctx.saved_tensors):
+        by_query, by_key, by_value, *others = _chunks_backward(gradient, query, key, value, weight, totals, *settings)
+    else:
+        totals = query.new_empty(0, dtype=torch.float32) if totals is None else totals
+        by_query, by_key, by_value, *others = chunks_backward(gradient, query, key, value, weight, totals, *settings)
+    return by_query, by_key, by_value, others[0] if by_weight else None, None, None, None
 
 
 chunks.register_autograd(_differentiate, setup_context=_keep)
+
+
+class _Chunks(torch.autograd.Function):
+    """The same without the dispatcher, which takes longer than the kernels of a short sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        found = _chunks(*inputs)
+        _keep(ctx, inputs, found)
+        return found[0]
+
+    backward = staticmethod(_differentiate)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, map: str, normal: bool, causal: bool
+) -> Tensor:
+    """The output of `chunks` by the shortest way: the operator where torch traces or looks on, plain launches elsewhere."""
+    tensors, settings = (query, key, value, weight), (map, normal, causal)
+    if not eager(*tensors):
+        return chunks(*tensors, *settings)[0]
+    return _Chunks.apply(*tensors, *settings) if recorded(*tensors) else _chunks(*tensors, *settings)[0]
 
 
 def plain(
@@ -266,30 +379,47 @@ def chunks_step(
 
     Shapes are `[B, H, n, F]` twice, `[B, H, n, E]`, `[B, H, F, E]` and `[B, H, F]`. There is no gradient.
     """
+    from heedful.ops.fused import prepared
+
     batch, heads, length, features = query.shape
     width = value.shape[-1]
-    with current(query):
-        if length > 1:
-            job = _Job(query, key, value, None, map, normal, True)
-            sums = job.past(torch.cat((memory.flatten(2), total), dim=-1).flatten(0, 1), last=True)
-            assert sums is not None
-            last = sums[:, -1].split((features * width, features), dim=-1)
-            out = job.read(sums)[0]
-            return out, last[0].reshape(memory.shape).clone(), last[1].reshape(total.shape).clone()
-        from heedful.ops.fused import chunks as kernels
-        from heedful.ops.fused.prepared import launched
+    if length > 1:
+        first = torch.cat((memory.flatten(2), total), dim=-1).flatten(0, 1)
+        given = unit_stride(query), unit_stride(key), unit_stride(value), first
 
-        query, key, value = (x.reshape(batch * heads, x.shape[-1]) for x in (query, key, value))
-        query, key, value = (unit_stride(x) for x in (query, key, value))
-        out = value.new_empty(batch, heads, 1, width)
-        memory, total = memory.contiguous(), total.contiguous()
-        new = torch.empty_like(memory), torch.empty_like(total)
+        def many(launch: Launcher) -> Sequence[Tensor]:
+            job = _Job(launch, *given[:3], None, map, normal, True)
+            sums = job.past(first)
+            assert sums is not None
+            return sums, *job.read(sums)
+
+        settings = "chunks step", map, normal, torch.get_float32_matmul_precision()
+        sums, out, *_ = prepared.again(given, settings, many, device=query.device)
+        last = sums[:, -1].split((features * width, features), dim=-1)
+        return out, last[0].reshape(memory.shape).clone(), last[1].reshape(total.shape).clone()
+    query, key, value = (unit_stride(x.reshape(batch * heads, x.shape[-1])) for x in (query, key, value))
+    memory, total = memory.contiguous(), total.contiguous()
+
+    def one(launch: Launcher) -> Sequence[Tensor]:
+        from heedful.ops.fused import chunks as kernels
+
+        made = (
+            launch.empty(batch, heads, 1, width, dtype=value.dtype),
+            launch.empty(*memory.shape),
+            launch.empty(*total.shape),
+        )
         cut = min(power_of_2(width), max(16, 4096 // power_of_2(features)))
-        launched(kernels._one_token, (batch * heads, -(-width // cut)))(
-            query, key, value, memory, total, out, *new, *(x.stride(0) for x in (query, key, value)),
+        launch(
+            kernels._one_token, (batch * heads, -(-width // cut)),
+            query, key, value, memory, total, *made, *(x.stride(0) for x in (query, key, value)),
             F=features, E=width, BLOCK_F=power_of_2(features), BLOCK_E=cut, MAP=map, NORMAL=normal, num_warps=4,
         )  # fmt: skip
-        return out, *new
+        return made
+
+    out, memory, total = prepared.again(
+        (query, key, value, memory, total), ("one token", map, normal, batch), one, device=query.device
+    )
+    return out, memory, total
 
 
 @chunks_step.register_fake

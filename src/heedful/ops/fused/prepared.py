@@ -8,9 +8,8 @@ these in and hands the rest over as it is.
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +188,7 @@ class Recorder:
         """Forgets what came after: the device had no room for it."""
         del self.rooms[mark[0] :], self.launches[mark[1] :]
 
-    def launch(self, kernel: Any, grid: tuple[int], *args: Any, **options: Any) -> None:
+    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         compiled = kernel[grid](*args, **options)
         if not self.whole:
             return
@@ -265,36 +264,58 @@ def form(tensors: Given, *settings: Hashable) -> Hashable | None:
     return (first.device.index, *found)
 
 
-LAUNCHES: dict[Hashable, Launch] = {}
+# Devices whose launches are kept. Tests add the CPU, with kernels that stand for compiled ones.
+DEVICES: frozenset[str] = frozenset({"cuda"})
 
 
-def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """`kernel[grid]`, which calls again what was compiled for such arguments before: types, alignment and numbers are the same."""
-    if interpreting():
-        return kernel[grid]
+class Launcher:
+    """`kernel[grid]` of one call, with numbers by name as kernels are called elsewhere; and what the call makes."""
 
-    def call(*args: Any, **named: Any) -> None:
+    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+        self.recorder, self.device = recorder, device
+        self.mark, self.back_to = recorder.mark, recorder.back_to
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32, is_scratch: bool = False) -> Tensor:
+        return self.recorder.made(torch.empty(shape, dtype=dtype, device=self.device), is_scratch=is_scratch)
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+        if interpreting():
+            kernel[grid](*args, **named)
+            return
         args = (*args, *[named.pop(name) for name in kernel.arg_names[len(args) :]])
-        forms = [(x.dtype, x.data_ptr() % ALIGNED == 0, x.numel() > 0) if isinstance(x, Tensor) else x for x in args]
-        device = torch._C._cuda_getDevice()
-        key = (id(kernel), grid, device, *forms, *named.items())
-        known = LAUNCHES.get(key)
-        if known is not None and not is_watched():
-            known(
-                [x.data_ptr() for x in args if isinstance(x, Tensor) and x.numel()],
-                torch._C._cuda_getCurrentRawStream(device),
-            )
-            return
-        compiled = kernel[grid](*args, **named)
-        if torch.cuda.is_current_stream_capturing():
-            return
-        if len(LAUNCHES) >= MOST:
-            LAUNCHES.clear()
-        slots = itertools.count()
-        with suppress(AttributeError, ImportError, KeyError, TypeError):  # another version launches in another way
-            LAUNCHES[key] = Launch(compiled, grid, args, lambda x: next(slots))
+        self.recorder.launch(kernel, grid, *args, **named)
 
-    return call
+
+def again(
+    given: Given, settings: Sequence[Hashable], anew: Callable[[Launcher], Sequence[Tensor]], *, device: torch.device
+) -> Sequence[Tensor]:
+    """What `anew(launch)` makes of given tensors: all that `launch.empty` gives but scratch memory, in that order.
+
+    Its launches are kept by the form of the tensors and by `settings`, which hold all else that it depends on. A later call of the
+    form makes them without it, by addresses alone; so it may neither copy a tensor nor call an operator of torch.
+    """
+    form = None
+    if device.type in DEVICES and not is_watched():
+        form, given = _settled(given, settings)
+        known = KNOWN.get(form)
+        if known is not None:
+            return known.run(given, device)
+    recorder = Recorder(given)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        made = anew(Launcher(recorder, device))
+    if form is not None:
+        keep(form, recorder)
+    return made
+
+
+def _settled(given: Given, settings: Sequence[Hashable]) -> tuple[Hashable | None, Given]:
+    """The form of these tensors, and each of them once: one that is given in two places is told apart from two that look alike."""
+    single = {id(x): x for x in given if x is not None}
+    if len(single) + sum([x is None for x in given]) == len(given):
+        return form(given, *settings), given
+    places = {key: at for at, key in enumerate(single)}
+    found = [*single.values()]
+    return form(found, *settings, *[None if x is None else places[id(x)] for x in given]), found
 
 
 def keep(key: Hashable, recorder: Recorder) -> None:

@@ -9,8 +9,8 @@ where $m_i$ is 0 at padding; keys the same with $W_r$ and $C_r$. Backward, with 
 $$h_i = g_i C_e + 2 m_i\, \eta \odot e_i, \qquad \bar\phi_i = h_i W^\top, \qquad
 \bar q_i = (\bar\phi_i - \phi_i\, (e_i \cdot h_i)) / \lVert q_i \rVert, \qquad \bar W = \sum_i \phi_i^\top h_i, \qquad \bar C_e = \sum_i g_i^\top e_i.$$
 
-`prepare` makes W, `fold` is the pass over tokens and `penalty` the loss; `penalty_backward`, `fold_backward`, `gather` and `spread` go the other
-way. Sums over tokens are kept in float32, one partial sum per span of tokens; no number is added atomically, so results repeat
+`means` makes F of segments, `prepare` makes W, `fold` is the pass over tokens and `penalty` the loss; `penalty_backward`, `fold_backward`,
+`gather`, `spread` and `means_backward` go the other way. Sums over tokens are kept in float32, one partial sum per span of tokens; no number is added atomically, so results repeat
 bit by bit. 16-bit inputs are multiplied in 16 bit, which float16 holds after scaling.
 """
 
@@ -106,10 +106,60 @@ def _counted(values, keep_, b, first, n, KEEP: tl.constexpr):
 
 
 @triton.jit
+def _segment(row, n, rows):
+    """Where a segment begins, and how many tokens it has: at least one."""
+    first = row * n // rows
+    return first, tl.maximum((row + 1) * n // rows - first, 1)
+
+
+@triton.jit
+def means(
+    x_, out_, n, rows, width, stride_b, stride_n, BLOCK: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """Some columns of the mean of one segment of tokens `[B, n, width]`: `[B, rows, width]` in float32."""
+    _turn(EARLY)
+    b, row = tl.program_id(0).to(tl.int64) // rows, tl.program_id(0).to(tl.int64) % rows
+    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    first, size = _segment(row, n, rows)
+    x_ += b * stride_b + first * stride_n
+    total = tl.zeros([BLOCK, COLS], tl.float32)
+    for start in range(0, size, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        inside = (token < size)[:, None] & (cols < width)[None, :]
+        total += tl.load(x_ + token.to(tl.int64)[:, None] * stride_n + cols[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
+    tl.store(out_ + (b * rows + row) * width + cols, tl.sum(total, 0) / size, mask=cols < width)
+
+
+@triton.jit
+def means_backward(
+    above_, dx_, n, rows, width, repeats, above_b, above_m, BLOCK: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """The gradients of a block of tokens `[B, n, width]`: each is in one segment, or, of fewer tokens than rows, `repeats` at most."""
+    _turn(EARLY)
+    blocks = (n + BLOCK - 1) // BLOCK
+    b = tl.program_id(0).to(tl.int64) // blocks
+    token = tl.program_id(0).to(tl.int64) % blocks * BLOCK + tl.arange(0, BLOCK)
+    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    inside = (token < n)[:, None] & (cols < width)[None, :]
+    total = tl.zeros([BLOCK, COLS], tl.float32)
+    last = ((token + 1) * rows - 1) // n  # of the segments that begin at the token or before it
+    for back in range(repeats):
+        row = last - back
+        first, size = _segment(row, n, rows)
+        there = (row >= 0) & (first + size > token)
+        at = above_ + b * above_b + row[:, None] * above_m + cols[None, :]
+        share = tl.load(at, mask=inside & there[:, None], other=0.0).to(tl.float32)
+        total += share / size.to(tl.float32)[:, None]
+    tl.store(dx_ + (b * n + token)[:, None] * width + cols[None, :], total.to(dx_.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def prepare(
-    sample_, w_e_, w_r_, on_, product_, tokens_, ticket_, heads, n, m, stride_b, stride_h, stride_m,
+    sample_, w_e_, w_r_, keep_, on_, product_, tokens_, ticket_, heads, n, m, stride_b, stride_h, stride_m,
     P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
-    STATIC: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    STATIC: tl.constexpr, KEEP: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sixteen rows of one head, queries or keys, of F^T W `[B, 2, H, p, s]`; the last programs tr(W_e^T W_r) `[H]`, and how many tokens `[B]`."""
     _turn(EARLY)
@@ -124,7 +174,15 @@ def prepare(
         if side == 0:
             tl.store(ticket_ + head, 0)
             if h == 0:
-                tl.store(tokens_ + b, 0.0 + n)
+                count = 0.0 + n
+                if KEEP:
+                    seen = tl.zeros([1024], tl.float32)
+                    for start in range(0, n, 1024):
+                        place = start + tl.arange(0, 1024)
+                        there = tl.load(keep_ + b.to(tl.int64) * n + place, mask=place < n, other=0) != 0
+                        seen += tl.where(there, 1.0, 0.0)
+                    count = tl.sum(seen, 0)
+                tl.store(tokens_ + b, count)
         elif b == 0:
             product = tl.zeros([ROWS, BLOCK_S], tl.float32)
             for start in range(0, m, ROWS):
@@ -150,7 +208,7 @@ def prepare(
 @triton.jit(do_not_specialize=["blocks"])
 def fold(
     pair_, on_, c_e_, c_r_, bias_, keep_, out_, part_, energy_, ticket_, heads, n, blocks,
-    stride_b, stride_n, stride_t, stride_h, stride_c,
+    stride_b, stride_n, stride_t, stride_h, stride_c, row_c, shift_c,
     P: tl.constexpr, V: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_S: tl.constexpr,
     ROWS: tl.constexpr, SPANS: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, ENERGY: tl.constexpr,
     EARLY: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -166,7 +224,8 @@ def fold(
     out_ += (b.to(tl.int64) * n * heads + h) * V
     on_e = _matrix(on_ + (b * 2 * heads + h).to(tl.int64) * P * S, deep, rank, P, S)
     on_r = _matrix(on_ + ((b * 2 + 1) * heads + h).to(tl.int64) * P * S, deep, rank, P, S)
-    c_e, c_r = _matrix(c_e_ + h * stride_c, wide, rank, V, S), _matrix(c_r_ + h * stride_c, wide, rank, V, S)
+    c_e = _rows(c_e_ + h * stride_c, wide, row_c, rank, V, S).to(tl.float32)
+    c_r = _rows(c_r_ + h * stride_c + shift_c, wide, row_c, rank, V, S).to(tl.float32)
     size, width = _size(on_e, on_r, DOT), _size(c_e, c_r, DOT)
     on_e, on_r = (on_e / size).to(DOT), (on_r / size).to(DOT)
     c_e, c_r = tl.trans((c_e / width).to(DOT)), tl.trans((c_r / width).to(DOT))
@@ -210,7 +269,7 @@ def fold(
 @triton.jit(do_not_specialize=["blocks"])
 def fold_backward(
     pair_, on_, c_e_, c_r_, keep_, above_, denergy_, dpair_, part_, heads, n, blocks,
-    stride_b, stride_n, stride_t, stride_h, above_b, above_n, above_h, stride_c,
+    stride_b, stride_n, stride_t, stride_h, above_b, above_n, above_h, stride_c, row_c, shift_c,
     P: tl.constexpr, V: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_S: tl.constexpr, ROWS: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, ENERGY: tl.constexpr,
     EARLY: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -228,8 +287,8 @@ def fold_backward(
     on = _matrix(on_ + at * P * S, deep, rank, P, S)
     c_ = c_e_
     if side == 1:
-        c_ = c_r_
-    c = _matrix(c_ + h * stride_c, wide, rank, V, S)
+        c_ = c_r_ + shift_c
+    c = _rows(c_ + h * stride_c, wide, row_c, rank, V, S).to(tl.float32)
     size, width = _size(on, on, DOT), _size(c, c, DOT)
     on, c = (on / size).to(DOT), (c / width).to(DOT)
     denergy = tl.zeros([1, BLOCK_S], tl.float32)
@@ -284,10 +343,12 @@ def fold_backward(
 
 @triton.jit
 def gather(
-    part_, given_, don_, row_, batch, heads, spans, groups,
+    part_, given_, don_, dc_, dbias_, batch, heads, spans, groups,
     P: tl.constexpr, V: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ON: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of the parts, summed over spans: the gradients of W of one head `[B, 2, H, p, s]`; of C and bias, which heads may share."""
+    """Some columns of the parts, summed over spans: the gradients of W of one head `[B, 2, H, p, s]`; of C `[groups, v, 2 s]` and bias
+    `[groups, v]`, which heads may share.
+    """
     _turn(EARLY)
     OURS: tl.constexpr = 2 * P * S
     LENGTH: tl.constexpr = 2 * (P + V) * S + V
@@ -312,7 +373,12 @@ def gather(
         total += tl.load(part_ + place[:, None] * LENGTH + col[None, :], mask=inside, other=0.0)
     sums = tl.sum(total, 0)
     if shared:
-        tl.store(row_ + chosen * (LENGTH - OURS) + col - OURS, sums, mask=col < last)
+        spot = col - OURS
+        readout = dc_ + chosen * (2 * V * S) + (spot // S % V) * (2 * S) + spot // (V * S) * S + spot % S
+        tl.store(readout, sums.to(dc_.dtype.element_ty), mask=spot < 2 * V * S)
+        if dbias_ is not None:
+            bias = dbias_ + chosen * V + spot - 2 * V * S
+            tl.store(bias, sums.to(dbias_.dtype.element_ty), mask=(spot >= 2 * V * S) & (col < last))
     else:
         side = col // (P * S)
         at = (((chosen // heads) * 2 + side) * heads + chosen % heads).to(tl.int64) * (P * S) + col % (P * S)
@@ -323,11 +389,11 @@ def gather(
 
 @triton.jit
 def spread(
-    don_, dproduct_, sample_, w_e_, w_r_, dsample_, dw_, batch, heads, m, stride_b, stride_h, stride_m,
+    don_, dproduct_, sample_, w_e_, w_r_, dsample_, dw_, heads, m, stride_b, stride_h, stride_m,
     P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
     STATIC: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one head: the gradients of its sample `[B, H, m, p]` and its weights `[2, B, H, m, s]`."""
+    """Some rows of one head: the gradients of its sample `[B, m, H, p]` and its weights `[B, 2, H, m, s]`."""
     _turn(EARLY)
     head = tl.program_id(0)
     b, h = head // heads, head % heads
@@ -346,16 +412,18 @@ def spread(
         )
         dw_e = tl.dot(f, don_e, input_precision=PRECISION)
         dw_r = tl.dot(f, don_r, input_precision=PRECISION)
-        df = tl.dot(w_e, tl.trans(don_e), input_precision=PRECISION)
-        df = tl.dot(w_r, tl.trans(don_r), df, input_precision=PRECISION)
-        _keep_rows(dsample_ + head.to(tl.int64) * m * P, df, rows, P, deep, m, P)
+        if dsample_ is not None:
+            df = tl.dot(w_e, tl.trans(don_e), input_precision=PRECISION)
+            df = tl.dot(w_r, tl.trans(don_r), df, input_precision=PRECISION)
+            _keep_rows(dsample_ + (b.to(tl.int64) * m * heads + h) * P, df, rows, heads * P, deep, m, P)
     if PRODUCT:
         # All sequences share the weights: the first answers for their product.
         dproduct = tl.where(b == 0, tl.load(dproduct_ + h), 0.0)
         dw_e += dproduct * w_r
         dw_r += dproduct * w_e
-    _keep_rows(dw_ + head.to(tl.int64) * m * S, dw_e, rows, S, rank, m, S)
-    _keep_rows(dw_ + (batch * heads + head).to(tl.int64) * m * S, dw_r, rows, S, rank, m, S)
+    dw_ += (b.to(tl.int64) * 2 * heads + h) * m * S
+    _keep_rows(dw_, dw_e, rows, S, rank, m, S)
+    _keep_rows(dw_ + heads * m * S, dw_r, rows, S, rank, m, S)
 
 
 @triton.jit
@@ -414,5 +482,5 @@ def penalty_backward(
         _keep_rows(denergy_ + SIZE, denergy, rows, 2 * SIZE, cols, batch, SIZE)
         dlam += tl.sum((value * share)[:, None] * energy, 0)
         dmean += value * seen
-    tl.store(dlam_ + cols, 2.0 * lam * dlam, mask=cols < SIZE)
+    tl.store(dlam_ + cols, (2.0 * lam * dlam).to(dlam_.dtype.element_ty), mask=cols < SIZE)
     tl.store(dproduct_ + head, -tl.sum(dmean, 0) / heads + tl.zeros([HEADS], tl.float32), mask=head < heads)

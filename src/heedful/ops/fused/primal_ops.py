@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from heedful.ops.fused._device import (
     able,
     chip,
     fitting,
+    interpreting,
     power_of_2,
     primal_settings,
     unit_stride,
 )
+from heedful.ops.fused._eager import eager, recorded
 
 LARGEST = 128
 """The widest head, the widest output and the highest rank that the kernels take; in float32 half of it.
@@ -57,17 +59,19 @@ def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, de
 # Of partial sums, that one program adds up.
 COLUMNS = 32
 
+Maybe = Tensor | None
+
 
 class _Sizes:
     """What the kernels are compiled for and how they are launched, from the shapes of one call."""
 
-    def __init__(self, pair: Tensor, sample: Tensor | None, w_e: Tensor, c_e: Tensor) -> None:
+    def __init__(self, pair: Tensor, sample: Maybe, w_e: Tensor, c_e: Tensor, c_r: Maybe) -> None:
         import triton.language as tl
 
         self.batch, self.n, _, self.heads, self.p = pair.shape
         self.m, self.s = w_e.shape[-2:]
         self.v = c_e.shape[-2]
-        self.pair, self.interpreted = pair, pair.device.type == "cpu"
+        self.pair, self.interpreted = pair, interpreting()
         exact = pair.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         self.launch = _launch(pair.device)
         ranked = {"P": self.p, "S": self.s, "BLOCK_P": power_of_2(self.p), "BLOCK_S": power_of_2(self.s), **self.launch}
@@ -81,9 +85,10 @@ class _Sizes:
             **ranked, "V": self.v, "BLOCK_V": power_of_2(self.v), "DOT": halves.get(pair.dtype, tl.float32),
             "PRECISION": "ieee" if self.interpreted else "tf32x3" if exact else "tf32",
         }  # fmt: skip
-        # The sample as rows of unit stride; a readout that heads share, or one each.
+        # The sample as rows of unit stride; a readout that heads share, or one each; both of its halves in one tensor, or in two.
         self.strides = (0, 0, 0) if sample is None else sample.stride()[:3]
-        self.step = self.v * self.s if c_e.dim() == 3 else 0
+        self.groups = self.heads if c_e.dim() == 3 else 1
+        self.readout = (c_e.stride(0) if c_e.dim() == 3 else 0, c_e.stride(-2), self.s if c_r is None else 0)
 
     def fitting(self, backward: bool, go: Callable[[int, int, dict[str, Any]], _T]) -> _T:
         """Calls `go(spans, blocks, settings)`, spans of so many blocks of tokens, with the first settings that the chip has room for."""
@@ -109,9 +114,6 @@ class _Sizes:
         options = {**self.large, "ROWS": rows, "num_warps": warps, "num_stages": stages}
         return -(-self.n // (rows * each)), each, options if registers is None else {**options, "maxnreg": registers}
 
-    def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=self.pair.device)
-
 
 @cache
 def _launch(device: torch.device) -> dict[str, Any]:
@@ -120,8 +122,143 @@ def _launch(device: torch.device) -> dict[str, Any]:
     return {"EARLY": early, **({"launch_pdl": True} if early else {})}
 
 
-def _bytes(keep: Tensor | None) -> Tensor | None:
-    return None if keep is None else keep.contiguous().view(torch.uint8)
+def _whole(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _laid_out(
+    pair: Tensor, sample: Maybe, w_e: Tensor, w_r: Tensor, c_e: Tensor, c_r: Maybe, keep: Maybe
+) -> tuple[Tensor, Maybe, Tensor, Tensor, Tensor, Maybe, Maybe]:
+    """As the kernels read them: copies where they must be."""
+    if c_e.stride(-1) != 1 or (c_r is not None and c_r.stride() != c_e.stride()):
+        c_e, c_r = c_e.contiguous(), None if c_r is None else c_r.contiguous()
+    return (
+        unit_stride(pair), None if sample is None else unit_stride(sample), _whole(w_e), _whole(w_r), c_e, c_r,
+        None if keep is None else keep.contiguous().view(torch.uint8),
+    )  # fmt: skip
+
+
+def _fold(
+    pair: Tensor,
+    sample: Maybe,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Maybe,
+    bias: Maybe,
+    keep: Maybe,
+    parts: bool,
+) -> Sequence[Tensor]:
+    """Launches of the forward pass: outputs, W, tr(W_e^T W_r), how many tokens there are and, with `parts`, energies."""
+    from heedful.ops.fused import prepared, primal
+
+    pair, sample, w_e, w_r, c_e, c_r, keep = _laid_out(pair, sample, w_e, w_r, c_e, c_r, keep)
+    bias = None if bias is None else _whole(bias)
+
+    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
+        z = _Sizes(pair, sample, w_e, c_e, c_r)
+        out = launch.empty(z.batch, z.n, z.heads, z.v, dtype=pair.dtype)
+        on, product = launch.empty(z.batch, 2, z.heads, z.p, z.s), launch.empty(z.heads)
+        tokens = launch.empty(z.batch)
+        energy = launch.empty(z.batch, 2, z.heads, z.s) if parts else None
+        ticket = launch.empty(z.batch * z.heads, dtype=torch.int32, is_scratch=True)
+        launch(
+            primal.prepare, (z.batch * z.heads, 2, -(-z.p // 16) + 1),
+            sample, w_e, w_r, keep, on, product, tokens, ticket, z.heads, z.n, z.m, *z.strides,
+            ROWS=min(power_of_2(z.m), 8192 // power_of_2(z.s)), STATIC=sample is None, KEEP=keep is not None, **z.small,
+        )  # fmt: skip
+        before = launch.mark()
+
+        def go(spans: int, blocks: int, large: dict[str, Any]) -> None:
+            launch.back_to(before)
+            part = launch.empty(z.batch, z.heads, spans, 2, z.s, is_scratch=True) if parts else None
+            launch(
+                primal.fold, (z.batch * z.heads, spans),
+                pair, on, c_e, c_e if c_r is None else c_r, bias, keep, out, part, energy, ticket,
+                z.heads, z.n, blocks, *pair.stride()[:4], *z.readout,
+                SPANS=min(64, power_of_2(spans)), KEEP=keep is not None, BIAS=bias is not None, ENERGY=parts, **large,
+            )  # fmt: skip
+
+        z.fitting(False, go)
+        return (out, on, product, tokens) if energy is None else (out, on, product, tokens, energy)
+
+    given = pair, sample, w_e, w_r, c_e, c_r, bias, keep
+    settings = "primal", parts, torch.get_float32_matmul_precision()
+    return prepared.again(given, settings, anew, device=pair.device)
+
+
+def _fold_backward(
+    pair: Tensor,
+    sample: Maybe,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor,
+    c_r: Maybe,
+    keep: Maybe,
+    on: Tensor,
+    above: Tensor,
+    don: Maybe,
+    dproduct: Maybe,
+    denergy: Maybe,
+    by_sample: bool,
+    by_bias: torch.dtype | None,
+) -> Sequence[Tensor]:
+    """Launches of the backward pass: gradients of the pair, the weights and the readout and, where they are wanted, of bias and sample."""
+    from heedful.ops.fused import prepared, primal
+    from heedful.ops.fused._sums import add_up
+
+    pair, sample, w_e, w_r, c_e, c_r, keep = _laid_out(pair, sample, w_e, w_r, c_e, c_r, keep)
+    above = unit_stride(above)
+    don, dproduct, denergy = (None if x is None else _whole(x) for x in (don, dproduct, denergy))
+
+    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
+        z = _Sizes(pair, sample, w_e, c_e, c_r)
+        ours, rest = 2 * z.p * z.s, 2 * z.v * z.s + z.v
+        dpair = launch.empty(*pair.shape, dtype=pair.dtype)
+        dw = launch.empty(2, z.heads, z.m, z.s, dtype=w_e.dtype)
+        found = [dpair, dw, launch.empty(*c_e.shape[:-1], 2 * z.s, dtype=c_e.dtype)]
+        if by_bias is not None:
+            # Heads with readouts of their own share the bias: its sum is taken in float32.
+            found.append(launch.empty(*c_e.shape[:-1], dtype=by_bias if z.groups == 1 else torch.float32))
+        dsample = None
+        if by_sample and sample is not None:
+            # As a sample lies whose heads are beside one another.
+            dsample = launch.empty(z.batch, z.m, z.heads, z.p, dtype=sample.dtype)
+            found.append(dsample)
+        turned = launch.empty(*on.shape, is_scratch=True)
+        before = launch.mark()
+
+        def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor]:
+            launch.back_to(before)
+            partial = launch.empty(z.batch, z.heads, spans, ours + rest, is_scratch=True)
+            launch(
+                primal.fold_backward, (z.batch * z.heads, spans, 2),
+                pair, on, c_e, c_e if c_r is None else c_r, keep, above, denergy, dpair, partial, z.heads, z.n, blocks,
+                *pair.stride()[:4], *above.stride()[:3], *z.readout,
+                KEEP=keep is not None, BIAS=by_bias is not None, ENERGY=denergy is not None, **large,
+            )  # fmt: skip
+            return spans, partial
+
+        spans, partial = z.fitting(True, go)
+        jobs = z.batch * z.heads * -(-ours // COLUMNS) + z.groups * -(-rest // COLUMNS)
+        launch(
+            primal.gather, (jobs,),
+            partial, don, turned, found[2], None if by_bias is None else found[3], z.batch, z.heads, spans, z.groups,
+            P=z.p, V=z.v, S=z.s, ROWS=64, COLS=COLUMNS, ON=don is not None, num_warps=4, **z.launch,
+        )  # fmt: skip
+        each = dw if z.batch == 1 else launch.empty(z.batch, *dw.shape, is_scratch=True)
+        launch(
+            primal.spread, (z.batch * z.heads, -(-z.m // 16)),
+            turned, dproduct, sample, w_e, w_r, dsample, each, z.heads, z.m, *z.strides,
+            ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
+        )  # fmt: skip
+        if z.batch > 1:
+            add_up(launch, each, dw)
+        return found
+
+    given = pair, sample, w_e, w_r, c_e, c_r, keep, on, above, don, dproduct, denergy
+    settings = "primal backward", by_sample, by_bias, torch.get_float32_matmul_precision()
+    return prepared.again(given, settings, anew, device=pair.device)
 
 
 @torch.library.custom_op("heedful::primal_fold", mutates_args=())
@@ -131,42 +268,20 @@ def primal_fold(
     w_e: Tensor,
     w_r: Tensor,
     c_e: Tensor,
-    c_r: Tensor,
+    c_r: Tensor | None,
     bias: Tensor | None,
     keep: Tensor | None,
     parts: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fold of `pair` `[B, n, 2, H, p]` with sample `[B, H, m, p]`, weights `[H, m, s]` and readouts `[(H,) v, s]`.
+    """The fold of `pair` `[B, n, 2, H, p]` with sample `[B, H, m, p]`, weights `[H, m, s]` and readouts `[(H,) v, s]`; without c_r,
+    c_e holds both, `[(H,) v, 2 s]`.
 
-    Returns outputs `[B, n, H, v]`, the weights as they act on features W `[B, 2, H, p, s]`, tr(W_e^T W_r) `[H]`, energies
-    `[B, 2, H, s]`, which are empty without `parts`, and how many tokens there are `[B]`.
+    Returns outputs `[B, n, H, v]`, the weights as they act on features W `[B, 2, H, p, s]`, tr(W_e^T W_r) `[H]`, how many tokens
+    there are `[B]`, and energies `[B, 2, H, s]`, which are empty without `parts`.
     """
-    from heedful.ops.fused import primal
-    from heedful.ops.fused.prepared import launched
-
-    pair, sample = unit_stride(pair), None if sample is None else unit_stride(sample)
-    w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
-    z = _Sizes(pair, sample, w_e, c_e)
-    on, product, tokens = z.empty(z.batch, 2, z.heads, z.p, z.s), z.empty(z.heads), z.empty(z.batch)
-    ticket = torch.empty(z.batch * z.heads, dtype=torch.int32, device=pair.device)
-    launched(primal.prepare, (z.batch * z.heads, 2, -(-z.p // 16) + 1))(
-        sample, w_e, w_r, on, product, tokens, ticket, z.heads, z.n, z.m, *z.strides,
-        ROWS=min(power_of_2(z.m), 8192 // power_of_2(z.s)), STATIC=sample is None, **z.small,
-    )  # fmt: skip
-    out = torch.empty(z.batch, z.n, z.heads, z.v, dtype=pair.dtype, device=pair.device)
-    energy = z.empty(z.batch, 2, z.heads, z.s) if parts else z.empty(0)
-
-    def go(spans: int, blocks: int, large: dict[str, Any]) -> None:
-        launched(primal.fold, (z.batch * z.heads, spans))(
-            pair, on, c_e, c_r, bias, _bytes(keep), out, z.empty(z.batch, z.heads, spans, 2, z.s) if parts else None,
-            energy, ticket, z.heads, z.n, blocks, *pair.stride()[:4], z.step,
-            SPANS=min(64, power_of_2(spans)), KEEP=keep is not None, BIAS=bias is not None, ENERGY=parts, **large,
-        )  # fmt: skip
-
-    z.fitting(False, go)
-    if keep is not None:
-        tokens = keep.sum(dim=-1, dtype=torch.float32)
-    return out, on, product, energy, tokens
+    found = _fold(pair, sample, w_e, w_r, c_e, c_r, bias, keep, parts)
+    energy = found[4] if parts else torch.empty(0, dtype=torch.float32, device=pair.device)
+    return found[0], found[1], found[2], found[3], energy
 
 
 @primal_fold.register_fake
@@ -178,7 +293,7 @@ def _(pair: Tensor, sample: Tensor | None, w_e: Tensor, w_r: Tensor, c_e: Tensor
         return pair.new_empty(shape, dtype=torch.float32)
 
     energy = empty(batch, 2, heads, s) if parts else empty(0)
-    return pair.new_empty(batch, n, heads, v), empty(batch, 2, heads, p, s), empty(heads), energy, empty(batch)
+    return pair.new_empty(batch, n, heads, v), empty(batch, 2, heads, p, s), empty(heads), empty(batch), energy
 
 
 @torch.library.custom_op("heedful::primal_fold_backward", mutates_args=())
@@ -188,89 +303,77 @@ def primal_fold_backward(
     w_e: Tensor,
     w_r: Tensor,
     c_e: Tensor,
-    c_r: Tensor,
+    c_r: Tensor | None,
     keep: Tensor | None,
     on: Tensor,
     above: Tensor,
     don: Tensor | None,
     dproduct: Tensor | None,
     denergy: Tensor | None,
-    bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the pair, the sample (empty where there is none) and the weights `[2, H, m, s]`; in a row, `[(H,) (2 s + 1) v]`,
-    those of the readouts and of the bias, which are zero where it is not asked for. The last two are in float32.
+    by_sample: bool,
+    by_bias: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the pair, the weights `[2, H, m, s]`, the readouts `[(H,) v, 2 s]`, the bias `[(H,) v]` in the type that is named,
+    and the sample `[B, m, H, p]`. The last two are empty where they are not asked for.
     """
-    from heedful.ops.fused import primal
-    from heedful.ops.fused.prepared import launched
-
-    pair, above, sample = unit_stride(pair), unit_stride(above), None if sample is None else unit_stride(sample)
-    w_e, w_r, c_e, c_r = (x.contiguous() for x in (w_e, w_r, c_e, c_r))
-    don, dproduct, denergy = (None if x is None else x.contiguous() for x in (don, dproduct, denergy))
-    z = _Sizes(pair, sample, w_e, c_e)
-    dpair = torch.empty(pair.shape, dtype=pair.dtype, device=pair.device)
-    ours, rest = 2 * z.p * z.s, 2 * z.v * z.s + z.v
-
-    def go(spans: int, blocks: int, large: dict[str, Any]) -> tuple[int, Tensor]:
-        partial = z.empty(z.batch, z.heads, spans, ours + rest)
-        launched(primal.fold_backward, (z.batch * z.heads, spans, 2))(
-            pair, on, c_e, c_r, _bytes(keep), above, denergy, dpair, partial, z.heads, z.n, blocks,
-            *pair.stride()[:4], *above.stride()[:3], z.step,
-            KEEP=keep is not None, BIAS=bias, ENERGY=denergy is not None, **large,
-        )  # fmt: skip
-        return spans, partial
-
-    spans, partial = z.fitting(True, go)
-    turned, row = torch.empty_like(on), z.empty(*c_e.shape[:-2], rest)
-    groups = z.heads if c_e.dim() == 3 else 1
-    jobs = z.batch * z.heads * -(-ours // COLUMNS) + groups * -(-rest // COLUMNS)
-    launched(primal.gather, (jobs,))(
-        partial, don, turned, row, z.batch, z.heads, spans, groups,
-        P=z.p, V=z.v, S=z.s, ROWS=64, COLS=COLUMNS, ON=don is not None, num_warps=4, **z.launch,
-    )  # fmt: skip
-    dsample = z.empty(0) if sample is None else torch.empty_like(sample, memory_format=torch.contiguous_format)
-    dw = z.empty(2, z.batch, z.heads, z.m, z.s)
-    launched(primal.spread, (z.batch * z.heads, -(-z.m // 16)))(
-        turned, dproduct, sample, w_e, w_r, dsample, dw, z.batch, z.heads, z.m, *z.strides,
-        ROWS=16, STATIC=sample is None, PRODUCT=dproduct is not None, **z.small,
-    )  # fmt: skip
-    return dpair, dsample, dw[:, 0] if z.batch == 1 else dw.sum(dim=1), row
+    found = [*_fold_backward(
+        pair, sample, w_e, w_r, c_e, c_r, keep, on, above, don, dproduct, denergy, by_sample, by_bias
+    )]  # fmt: skip
+    if by_bias is None:
+        found.insert(3, torch.empty(0, dtype=torch.float32, device=pair.device))
+    if len(found) == 4:
+        found.append(torch.empty(0, dtype=torch.float32, device=pair.device))
+    return found[0], found[1], found[2], found[3], found[4]
 
 
 @primal_fold_backward.register_fake
-def _(pair: Tensor, sample: Tensor | None, w_e: Tensor, w_r: Tensor, c_e: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    def empty(*shape: int) -> Tensor:
-        return pair.new_empty(shape, dtype=torch.float32)
+def _(pair: Tensor, sample: Tensor | None, w_e: Tensor, w_r: Tensor, c_e: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    by_sample, by_bias = others[-2:]
+    nothing = pair.new_empty(0, dtype=torch.float32)
+    dbias = (
+        None if by_bias is None else c_e.new_empty(c_e.shape[:-1], dtype=by_bias if c_e.dim() == 2 else torch.float32)
+    )
+    dsample = None
+    if by_sample and sample is not None:
+        batch, heads, m, p = sample.shape
+        dsample = sample.new_empty(batch, m, heads, p)
+    return (
+        pair.new_empty(pair.shape),
+        w_e.new_empty(2, *w_e.shape),
+        c_e.new_empty(*c_e.shape[:-1], 2 * w_e.shape[-1]),
+        nothing if dbias is None else dbias,
+        nothing.clone() if dsample is None else dsample,
+    )
 
-    dsample = empty(0) if sample is None else sample.new_empty(sample.shape)
-    v, s = c_e.shape[-2:]
-    return pair.new_empty(pair.shape), dsample, empty(2, *w_e.shape), empty(*c_e.shape[:-2], (2 * s + 1) * v)
 
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    pair, sample, w_e, w_r, c_e, c_r, bias, keep, ctx.parts = inputs
-    ctx.save_for_backward(pair, sample, w_e, w_r, c_e, c_r, bias, keep, output[1])
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    *tensors, ctx.parts = inputs
+    ctx.save_for_backward(*tensors, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, above: Tensor | None, don: Any, dproduct: Any, denergy: Any, _: Any) -> Any:
+def _gradients(
+    ctx: Any, above: Maybe, don: Maybe = None, dproduct: Maybe = None, _: Maybe = None, denergy: Maybe = None
+) -> Any:
     pair, sample, w_e, w_r, c_e, c_r, bias, keep, on = ctx.saved_tensors
-    v, s = c_e.shape[-2:]
-    wanted = bias is not None and ctx.needs_input_grad[6]
+    needs = ctx.needs_input_grad
+    by_sample = sample is not None and needs[1]
+    by_bias = bias.dtype if bias is not None and needs[6] else None
     if above is None:
-        above = pair.new_zeros(1, 1, 1, 1).expand(*pair.shape[:2], pair.shape[3], v)
-    dpair, dsample, dw, row = torch.ops.heedful.primal_fold_backward(
-        pair, sample, w_e, w_r, c_e, c_r, keep, on, above, don, dproduct, denergy if ctx.parts else None, wanted
-    )
-    dc, dbias = row[..., :-v].unflatten(-1, (2, v, s)), row[..., -v:]
-    return (
-        dpair,
-        None if sample is None else dsample,
-        *dw.to(w_e.dtype).unbind(),
-        *dc.to(c_e.dtype).unbind(-3),
-        (dbias if c_e.dim() == 2 else dbias.sum(dim=0)).to(bias.dtype) if wanted else None,
-        None,
-        None,
-    )
+        above = pair.new_zeros(1, 1, 1, 1).expand(*pair.shape[:2], pair.shape[3], c_e.shape[-2])
+    given = (
+        pair, sample, w_e, w_r, c_e, c_r, keep, on, above, don, dproduct, denergy if ctx.parts else None, by_sample, by_bias,
+    )  # fmt: skip
+    # With gradients of gradients in view the operator serves, which tells that there are none when they are asked for.
+    if eager(above, *ctx.saved_tensors) and not torch.is_grad_enabled():
+        dpair, dw, dc, *others = _fold_backward(*given)
+    else:
+        dpair, dw, dc, *others = torch.ops.heedful.primal_fold_backward(*given)
+        others = others[by_bias is None : 1 + by_sample]
+    dw_e, dw_r = dw.unbind()
+    dc_e, dc_r = (dc, None) if c_r is None else dc.chunk(2, dim=-1)
+    dbias = None if by_bias is None else others[0] if c_e.dim() == 2 else others[0].sum(dim=0).to(by_bias)
+    return dpair, others[-1].transpose(1, 2) if by_sample else None, dw_e, dw_r, dc_e, dc_r, dbias, None, None
 
 
 def _no_second(ctx: Any, *above: Tensor) -> None:
@@ -283,6 +386,44 @@ primal_fold.register_autograd(_gradients, setup_context=_keep)
 primal_fold_backward.register_autograd(_no_second)
 
 
+class _Fold(torch.autograd.Function):
+    """The same without the dispatcher, which takes longer than the kernels of a short sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        found = _fold(*inputs)
+        _keep(ctx, inputs, found)
+        if not inputs[-1]:
+            return found[0]
+        ctx.mark_non_differentiable(found[3])
+        return tuple(found)
+
+    backward = staticmethod(_gradients)
+
+
+def fold(*inputs: Any) -> tuple[Tensor, Parts | None]:
+    """`primal_fold` by the shortest way: the operator where torch traces or looks on, plain launches elsewhere."""
+    *tensors, parts = inputs
+    if not eager(*tensors):
+        out, *rest = primal_fold(*inputs)
+        rest[2] = rest[2].detach()
+    elif recorded(*tensors):
+        found = _Fold.apply(*inputs)
+        out, *rest = found if parts else (found,)
+    else:
+        out, *rest = _fold(*inputs)
+    return out, Parts(*rest) if parts else None
+
+
+class Parts(NamedTuple):
+    """What a fold leaves for the loss: W `[B, 2, H, p, s]`, tr(W_e^T W_r) `[H]`, how many tokens there are `[B]`, energies `[B, 2, H, s]`."""
+
+    on: Tensor
+    product: Tensor
+    tokens: Tensor
+    energy: Tensor
+
+
 def _loss_sizes(energy: Tensor) -> dict[str, Any]:
     _, _, heads, rank = energy.shape
     block = power_of_2(heads * rank)
@@ -292,18 +433,40 @@ def _loss_sizes(energy: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> Sequence[Tensor]:
+    from heedful.ops.fused import prepared, primal
+
+    energy, lam, product, tokens = (_whole(x) for x in (energy, lam, product, tokens))
+    batch, _, heads, _ = energy.shape
+
+    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
+        found = launch.empty(), launch.empty()
+        launch(primal.penalty, (1,), energy, lam, product, tokens, *found, batch, heads, **_loss_sizes(energy))
+        return found
+
+    return prepared.again((energy, lam, product, tokens), ("penalty",), anew, device=energy.device)
+
+
+def _penalty_backward(
+    energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
+) -> Sequence[Tensor]:
+    from heedful.ops.fused import prepared, primal
+
+    given = tuple(_whole(x) for x in (energy, lam, product, tokens, count, above))
+    batch, _, heads, _ = energy.shape
+
+    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
+        found = launch.empty(*energy.shape), launch.empty(*lam.shape, dtype=lam.dtype), launch.empty(*product.shape)
+        launch(primal.penalty_backward, (1,), *given, *found, batch, heads, **_loss_sizes(energy))
+        return found
+
+    return prepared.again(given, ("penalty backward",), anew, device=energy.device)
+
+
 @torch.library.custom_op("heedful::primal_penalty", mutates_args=())
 def primal_penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of J^2, and of how many sequences, from energies `[B, 2, H, s]`, lambda `[H, s]`, traces `[H]`, lengths `[B]`."""
-    from heedful.ops.fused import primal
-    from heedful.ops.fused.prepared import launched
-
-    batch, _, heads, _ = energy.shape
-    out, count = (torch.empty((), dtype=torch.float32, device=energy.device) for _ in range(2))
-    launched(primal.penalty, (1,))(
-        energy.contiguous(), lam.contiguous(), product.contiguous(), tokens, out, count, batch, heads,
-        **_loss_sizes(energy),
-    )  # fmt: skip
+    out, count = _penalty(energy, lam, product, tokens)
     return out, count
 
 
@@ -317,17 +480,7 @@ def primal_penalty_backward(
     energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of energies, lambda and traces."""
-    from heedful.ops.fused import primal
-    from heedful.ops.fused.prepared import launched
-
-    batch, _, heads, _ = energy.shape
-    energy = energy.contiguous()
-    denergy, dproduct = torch.empty_like(energy), torch.empty_like(product)
-    dlam = torch.empty(lam.shape, dtype=torch.float32, device=lam.device)
-    launched(primal.penalty_backward, (1,))(
-        energy, lam.contiguous(), product.contiguous(), tokens, count, above.contiguous(),
-        denergy, dlam, dproduct, batch, heads, **_loss_sizes(energy),
-    )  # fmt: skip
+    denergy, dlam, dproduct = _penalty_backward(energy, lam, product, tokens, count, above)
     return denergy, dlam, dproduct
 
 
@@ -335,21 +488,148 @@ def primal_penalty_backward(
 def _(
     energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return energy.new_empty(energy.shape), lam.new_empty(lam.shape, dtype=torch.float32), torch.empty_like(product)
+    return energy.new_empty(energy.shape), lam.new_empty(lam.shape), product.new_empty(product.shape)
 
 
-def _keep_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep_loss(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     ctx.save_for_backward(*inputs, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _loss_gradients(ctx: Any, above: Tensor | None, _: Tensor | None) -> Any:
+def _loss_gradients(ctx: Any, above: Maybe, _: Maybe = None) -> Any:
     if above is None:
         return None, None, None, None
-    lam = ctx.saved_tensors[1]
-    denergy, dlam, dproduct = torch.ops.heedful.primal_penalty_backward(*ctx.saved_tensors, above)
-    return denergy, dlam.to(lam.dtype), dproduct, None
+    given = *ctx.saved_tensors, above
+    run = (
+        _penalty_backward
+        if eager(*given) and not torch.is_grad_enabled()
+        else torch.ops.heedful.primal_penalty_backward
+    )
+    return *run(*given), None
 
 
 primal_penalty.register_autograd(_loss_gradients, setup_context=_keep_loss)
 primal_penalty_backward.register_autograd(_no_second)
+
+
+class _Penalty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        found = _penalty(*inputs)
+        _keep_loss(ctx, inputs, found)
+        return found[0]
+
+    backward = staticmethod(_loss_gradients)
+
+
+def penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> Tensor:
+    """`primal_penalty` by the shortest way."""
+    given = energy, lam, product, tokens
+    if not eager(*given):
+        return primal_penalty(*given)[0]
+    return _Penalty.apply(*given) if recorded(*given) else _penalty(*given)[0]
+
+
+def usable_means(x: Tensor, devices: frozenset[str]) -> bool:
+    """Whether the kernels take the means of segments of tokens `[B, n, d]`."""
+    return _AVAILABLE and able(x, devices)
+
+
+BLOCK, WIDE = 16, 128  # tokens and columns of a tile of means
+
+
+def _means(x: Tensor, rows: int) -> Tensor:
+    from heedful.ops.fused import prepared, primal
+
+    x = unit_stride(x)
+
+    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
+        batch, n, width = x.shape
+        out = launch.empty(batch, rows, width)
+        launch(
+            primal.means, (batch * rows, -(-width // WIDE)), x, out, n, rows, width, *x.stride()[:2],
+            BLOCK=BLOCK, COLS=WIDE, num_warps=4, **_launch(x.device),
+        )  # fmt: skip
+        return (out,)
+
+    return prepared.again((x,), ("means", rows), anew, device=x.device)[0]
+
+
+def _means_backward(above: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    from heedful.ops.fused import prepared, primal
+
+    above = unit_stride(above)
+
+    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
+        batch, rows, width = above.shape
+        dx = launch.empty(batch, n, width, dtype=dtype)
+        launch(
+            primal.means_backward, (batch * -(-n // BLOCK), -(-width // WIDE)),
+            above, dx, n, rows, width, -(-rows // n), *above.stride()[:2],
+            BLOCK=BLOCK, COLS=WIDE, num_warps=4, **_launch(above.device),
+        )  # fmt: skip
+        return (dx,)
+
+    return prepared.again((above,), ("means backward", n, dtype), anew, device=above.device)[0]
+
+
+@torch.library.custom_op("heedful::segment_means", mutates_args=())
+def segment_means(x: Tensor, rows: int) -> Tensor:
+    """The means of so many segments of tokens `[B, n, d]`, in float32: `[B, rows, d]`; see `heedful.ops.primal.sample`."""
+    return _means(x, rows)
+
+
+@segment_means.register_fake
+def _(x: Tensor, rows: int) -> Tensor:
+    return x.new_empty(x.shape[0], rows, x.shape[2], dtype=torch.float32)
+
+
+@torch.library.custom_op("heedful::segment_means_backward", mutates_args=())
+def segment_means_backward(above: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """The gradient of n tokens in their type."""
+    return _means_backward(above, n, dtype)
+
+
+@segment_means_backward.register_fake
+def _(above: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    return above.new_empty(above.shape[0], n, above.shape[2], dtype=dtype)
+
+
+def _keep_means(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _ = inputs
+    ctx.tokens = x.shape[1], x.dtype
+
+
+def _means_gradient(ctx: Any, above: Tensor) -> tuple[Tensor, None]:
+    is_plain = eager(above) and not torch.is_grad_enabled()
+    return (_means_backward if is_plain else segment_means_backward)(above, *ctx.tokens), None
+
+
+def _keep_means_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    above, *_ = inputs
+    ctx.segments = above.shape[1], above.dtype
+
+
+def _means_second(ctx: Any, above: Tensor) -> tuple[Tensor, None, None]:
+    rows, dtype = ctx.segments
+    return segment_means(above, rows).to(dtype), None, None
+
+
+segment_means.register_autograd(_means_gradient, setup_context=_keep_means)
+segment_means_backward.register_autograd(_means_second, setup_context=_keep_means_backward)
+
+
+class _Means(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
+        _keep_means(ctx, (x, rows), x)
+        return _means(x, rows)
+
+    backward = staticmethod(_means_gradient)
+
+
+def means(x: Tensor, rows: int) -> Tensor:
+    """`segment_means` by the shortest way."""
+    if not eager(x):
+        return segment_means(x, rows)
+    return _Means.apply(x, rows) if recorded(x) else _means(x, rows)
