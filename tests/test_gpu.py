@@ -650,3 +650,97 @@ def test_a_compiled_step_is_the_eager_one(mode):
         assert float(found) == pytest.approx(float(wanted), rel=1e-2)
         for one, other in zip(gradients, torch.autograd.grad(wanted, weights), strict=True):
             assert relative_error(one, other) < 5e-2
+
+
+def _primal(dtype, keep):
+    """A layer, its input and a padding mask; and what a step gives: output, loss and every gradient."""
+    from heedful.nn import PrimalAttention
+
+    layer = PrimalAttention(192, 3, rank=13, max_len=1031).to("cuda", dtype)
+    mask = torch.arange(1031, device="cuda") >= torch.tensor([[1031], [700], [1]], device="cuda") if keep else None
+
+    def step(layer, x, above):
+        out = layer(x, mask)
+        loss = layer.ksvd_loss()
+        return out, loss, *torch.autograd.grad([out, loss], [x, *layer.parameters()], [above, torch.ones_like(loss)])
+
+    return layer, step
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_later_steps_of_primal_attention_are_as_right_as_the_first(dtype, keep):
+    from copy import deepcopy
+
+    layer, step = _primal(dtype, keep)
+    for _ in range(4):
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.mul_(1 + 0.1 * torch.rand_like(parameter))
+        x, above = torch.randn(2, 3, 1031, 192, device="cuda", dtype=dtype)
+        found = step(layer, x.requires_grad_(), above)
+        wanted = step(deepcopy(layer).double(), x.detach().double().requires_grad_(), above.double())
+        for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert relative_error(one, other) < (1e-3 if dtype == torch.float32 else 1e-1), at
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("size", [64, 96])
+def test_later_calls_of_linear_attention_are_as_right_as_the_first(size, is_causal):
+    kernel = FeatureMap("elu")
+    for at in range(4):
+        if at % 2:
+            drawn = torch.randn(4, 2, 8, 1031, size, device="cuda", dtype=torch.bfloat16).unbind()
+        else:
+            drawn = torch.randn(2, 1031, 4, 8, size, device="cuda", dtype=torch.bfloat16).transpose(1, 3).unbind(2)
+        *drawn, above = drawn
+        leaves = [x.detach().requires_grad_() for x in drawn]
+        out = attend(*leaves, is_causal=is_causal, kernel=kernel, impl="linear")
+        truths = [x.detach().double().requires_grad_() for x in drawn]
+        wanted = attend(*truths, is_causal=is_causal, kernel=kernel, impl="reference")
+        assert relative_error(out, wanted) < 1e-2, at
+        gradients = torch.autograd.grad(out, leaves, above)
+        for one, leaf, other in zip(
+            gradients, leaves, torch.autograd.grad(wanted, truths, above.double()), strict=True
+        ):
+            assert relative_error(one, other) < 3e-2, at
+            assert one.stride() == torch.empty_like(leaf).stride()  # so that nobody has to copy it
+        itself = drawn[0].detach().requires_grad_()
+        out = attend(itself, itself, itself, is_causal=is_causal, kernel=kernel, impl="linear")
+        truth = itself.detach().double().requires_grad_()
+        wanted = attend(truth, truth, truth, is_causal=is_causal, kernel=kernel, impl="reference")
+        (one,), (other,) = torch.autograd.grad(out, itself, above), torch.autograd.grad(wanted, truth, above.double())
+        assert relative_error(one, other) < 3e-2, at
+
+
+@pytest.mark.parametrize("which", ["primal", "linear"])
+def test_a_graph_replays_whole_steps(which):
+    if which == "primal":
+        layer, step = _primal(torch.bfloat16, keep=False)
+        x, above = torch.randn(2, 3, 1031, 192, device="cuda", dtype=torch.bfloat16)
+        x.requires_grad_()
+
+        def run():
+            return step(layer, x, above)
+    else:
+        x = torch.randn(3, 2, 8, 1031, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+
+        def run():
+            out = attend(*x.unbind(), is_causal=True, kernel=FeatureMap("elu"), impl="linear")
+            return out, *torch.autograd.grad(out.float().sin().sum(), x)
+
+    # Both before and after a form is known.
+    for _ in range(2):
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            found = run()
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        replayed = [part.detach().clone() for part in found]
+        for one, other in zip(replayed, run(), strict=True):
+            assert torch.equal(one, other)

@@ -192,7 +192,7 @@ def test_a_smaller_setting_where_the_first_has_no_room(kernel, monkeypatch):
 def test_what_chips_take(monkeypatch):
     def takes(dtype, size, rank):
         query = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 1, 7, size), numel=lambda: 7 * size)
-        return primal_ops.usable(query, size, rank, frozenset({"cuda"}))
+        return primal_ops.usable(query, size, size, rank, frozenset({"cuda"}))
 
     def on(*facts):
         for room in (_device, primal_ops):
@@ -330,12 +330,12 @@ def test_no_second_derivative():
 
 def test_what_they_do_not_take():
     x = torch.randn(1, 2, 5, 8, device=DEVICE)
-    assert primal_ops.usable(x, 8, 5, frozenset({DEVICE}))
-    assert not primal_ops.usable(x, 8, 5, frozenset())
-    assert not primal_ops.usable(x.double(), 8, 5, frozenset({DEVICE}))
-    assert not primal_ops.usable(x, 129, 5, frozenset({DEVICE}))
-    assert not primal_ops.usable(x, 8, 129, frozenset({DEVICE}))
-    assert not primal_ops.usable(x[:, :, :0], 8, 5, frozenset({DEVICE}))
+    assert primal_ops.usable(x, 8, 8, 5, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 8, 8, 5, frozenset())
+    assert not primal_ops.usable(x.double(), 8, 8, 5, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 8, 129, 5, frozenset({DEVICE}))
+    assert not primal_ops.usable(x, 8, 8, 129, frozenset({DEVICE}))
+    assert not primal_ops.usable(x[:, :, :0], 8, 8, 5, frozenset({DEVICE}))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter multiplies bfloat16 wrongly; needs a CUDA device")
@@ -359,7 +359,7 @@ def test_many_blocks_on_a_device(size, width, rank, dtype, bound, monkeypatch):
     if dtype == torch.float32 and max(size, width, rank) > 64:
         pytest.skip("in float32 the kernels take sizes up to 64")
     leaves = inputs(heads=4, n=1031, size=size, width=width, rows=200, rank=rank, dtype=dtype)
-    assert primal_ops.usable(leaves[0][:, :, 0].transpose(1, 2), width, rank, frozenset({DEVICE}))
+    assert primal_ops.usable(leaves[0], size, width, rank, frozenset({DEVICE}))
     with torch.no_grad():  # as a layer starts: gradients of J^2 would leave the range of float16
         for weight in leaves[2:4]:
             weight *= (200 * rank) ** -0.5

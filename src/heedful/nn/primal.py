@@ -205,6 +205,8 @@ class PrimalAttention(PrimalCore):
 
     def _leave(self, out: Tensor, keep: Tensor | None) -> Tensor:
         """`[B, H, n, p]` -> `[B, n, embed]`, zero at padding."""
-        out = nn.functional.dropout(out.transpose(1, 2).flatten(-2), self.dropout, self.training)
+        out = out.transpose(1, 2).flatten(-2)
+        if self.dropout and self.training:
+            out = nn.functional.dropout(out, self.dropout)
         y = self.out_proj(out)
         return y if keep is None else y.masked_fill(~keep[..., None], 0.0)

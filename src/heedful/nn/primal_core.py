@@ -182,7 +182,9 @@ class PrimalCore(Module):
                 pair = self.in_proj(x).view(*x.shape[:2], 2, self.num_heads, self.head_dim)
                 out, parts = ops.folded_pair(pair, *rest, **how)
         if parts is not None:
-            self._last, self._recorded = parts, torch.is_grad_enabled()
+            self._last = parts
+            if self._recorded is not torch.is_grad_enabled():  # a module's attributes are slow to set
+                self._recorded = not self._recorded
         return out
 
     def _entry(self, x: Tensor, key_padding_mask: Tensor | None, past: int = 0) -> tuple[Tensor, Tensor | None]:
@@ -205,7 +207,7 @@ class PrimalCore(Module):
         return x.masked_fill(key_padding_mask[..., None], 0.0), ~key_padding_mask
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # [B, H, n, p]
+        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)  # [B, H, n, p]
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
         query, key = self.in_proj(x).chunk(2, dim=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -75,16 +76,17 @@ def sample(x: Tensor, rows: int, how: str, keep: Tensor | None = None) -> Tensor
     length, kind = x.shape[1], wide(x.dtype)
     if length == 0:
         return x.new_zeros(x.shape[0], rows, x.shape[-1])
+    if how != "stride" and keep is None:
+        if length == rows:
+            return x
+        if primal_ops.usable_means(x, FUSED):
+            return primal_ops.means(x, rows)
     row = torch.arange(rows, device=x.device)
     count: Any = length if keep is None else keep.sum(dim=-1, keepdim=True)  # [B, 1]
     last = length - 1 if keep is None else (count - 1).clamp_min(0)
     if how == "stride":
         return _take(x, row * last // max(rows - 1, 1), keep)
     width = -(-length // rows)
-    if keep is None and length == rows:
-        return x
-    if keep is None and primal_ops.usable_means(x, FUSED):
-        return primal_ops.means(x, rows)
     if keep is None and width * rows == length:
         return x.unflatten(1, (rows, width)).mean(dim=2, dtype=kind)
     first = row * count // rows  # [rows] or [B, rows]
@@ -201,7 +203,8 @@ def folded(
     Output in the dtype of the query; sums in float32 or wider. `residual` needs `parts="kkt"`, J any other than False.
     """
     given = _Given(sample, w_e, w_r, c_e, c_r, bias, keep)
-    if _fusable(query, key, given, feature_map):
+    alike = query.dtype == key.dtype and query.shape == key.shape
+    if alike and _fusable(query, query.shape, given, feature_map):
         return _fused(torch.stack((query.transpose(1, 2), key.transpose(1, 2)), dim=2), given, parts)
     with full_precision(query.device):
         phi_q, phi_k = (phi.contiguous() for phi in features(query, key, feature_map))
@@ -235,10 +238,11 @@ def folded_pair(
     parts: TrackLoss = True,
 ) -> Folded:
     """`folded` of queries and keys as one linear map makes them, `[B, n, 2, H, p]`: on a GPU neither is copied."""
-    query, key = (x.transpose(1, 2) for x in pair.unbind(2))
     given = _Given(sample, w_e, w_r, c_e, c_r, bias, keep)
-    if _fusable(query, key, given, feature_map):
+    batch, n, _, heads, size = pair.shape
+    if _fusable(pair, (batch, heads, n, size), given, feature_map):
         return _fused(pair, given, parts)
+    query, key = (x.transpose(1, 2) for x in pair.unbind(2))
     return folded(query, key, *given, feature_map=feature_map, parts=parts)
 
 
@@ -262,23 +266,25 @@ def halves(c_e: Tensor, c_r: Tensor | None) -> tuple[Tensor, Tensor]:
     return c_e, c_r
 
 
-def _fusable(query: Tensor, key: Tensor, given: _Given, feature_map: Kernel) -> bool:
-    """Whether the fused kernels serve: cosine features of 16-bit or float32 tensors on a GPU, nothing that broadcasts."""
+def _fusable(x: Tensor, shape: Sequence[int], given: _Given, feature_map: Kernel) -> bool:
+    """Whether the fused kernels serve queries and keys of such a shape, `[B, H, n, p]`, in x: cosine features of 16-bit or float32 tensors on
+    a GPU, nothing that broadcasts.
+    """
+    if type(feature_map) is not Cosine or x.device.type not in FUSED:
+        return False
     sample, w_e, w_r, c_e, c_r, _, keep = given
-    batch, heads, n, p = query.shape
-    v, s = c_e.shape[-2], w_e.shape[-1]
-    wanted = (v, s if c_r is not None else 2 * s)
-    rows = p if sample is None else sample.shape[-2]
+    batch, heads, n, p = shape
+    v, (_, rows, s) = c_e.shape[-2], w_e.shape if w_e.dim() == 3 else (0, 0, 0)
+    readout = (v, s if c_r is not None else 2 * s)
     return (
-        type(feature_map) is Cosine
-        and query.dtype == key.dtype
-        and query.shape == key.shape
-        and w_e.shape == w_r.shape == (heads, rows, s)
+        w_e.shape == (heads, p if sample is None else sample.shape[-2], s)
+        and w_e.shape == w_r.shape
+        and c_e.shape[-2:] == readout
+        and (c_e.dim() == 2 or c_e.shape[:-2] == (heads,))
         and (c_r is None or c_e.shape == c_r.shape)
-        and c_e.shape in (wanted, (heads, *wanted))
         and (sample is None or sample.shape == (batch, heads, rows, p))
         and (keep is None or keep.shape == (batch, n))
-        and primal_ops.usable(query, v, s, FUSED)
+        and primal_ops.usable(x, p, v, s, FUSED)
     )
 
 

@@ -38,14 +38,14 @@ _T = TypeVar("_T")
 _AVAILABLE = HAS_TRITON and torch.version.hip is None
 
 
-def usable(query: Tensor, width: int, rank: int, devices: frozenset[str]) -> bool:
-    """Whether the kernels take queries `[B, H, n, p]`, outputs of this width and scores of this rank."""
-    if not _AVAILABLE or not able(query, devices):
+def usable(x: Tensor, size: int, width: int, rank: int, devices: frozenset[str]) -> bool:
+    """Whether the kernels take queries and keys of this size, held by x, outputs of this width and scores of this rank."""
+    if not _AVAILABLE or not able(x, devices):
         return False
-    is_single = query.dtype == torch.float32
-    roomy = query.device.type != "cuda" or chip(query.device).shared >= ROOMY
+    is_single = x.dtype == torch.float32
+    roomy = x.device.type != "cuda" or chip(x.device).shared >= ROOMY
     largest = LARGEST if roomy and not is_single else LARGEST // 2
-    return (roomy or not is_single) and max(query.shape[-1], width, rank) <= largest
+    return (roomy or not is_single) and max(size, width, rank) <= largest
 
 
 def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, devices: frozenset[str]) -> bool:
