@@ -1,4 +1,6 @@
-"""The forward pass for Hopper as far as it goes without one: whom it serves, where heads lie, who serves what it leaves."""
+"""The passes for Hopper as far as they go without one: whom they serve, where heads lie, what goes before and who serves what they leave."""
+
+import math
 
 import pytest
 import torch
@@ -6,8 +8,8 @@ import torch
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
 
 from heedful import Gaussian, ReluSquared, Sigmoid, attend
-from heedful.ops.fused import hopper, launch
-from heedful.ops.fused._device import Chip
+from heedful.ops.fused import hopper, hopper_backward, launch
+from heedful.ops.fused._device import Chip, Setting
 from interpreted import needs_interpreter
 
 SHAPE = (3, 5, 7, 8)
@@ -114,3 +116,76 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
         assert bool((out[1, 2, 64:] == 7.0).all())  # in a block without a mark
         return
     torch.testing.assert_close(torch.autograd.grad(out.sum(), leaves), gradients, rtol=1e-4, atol=1e-4)
+
+
+def in_one_pass(problem, above, shifts, deltas, norms, sums, dk, dv, left, launch):
+    """What the kernel for Hopper computes, from what it is given: gradients of keys and values, and sums of ds' k."""
+    query, key, value = problem[:3]
+    alpha = problem.alpha[:, None, None]
+    t = alpha * (query @ key.mT) + (0.0 if problem.beta is None else problem.beta[:, None, None])
+    if problem.distance:
+        t = t - alpha * norms[..., None, :]
+        t = t - (shifts[..., None] * math.log(2.0) if problem.division else alpha * shifts[..., None])
+    keep = torch.ones(t.shape[-2:]).tril().bool() if problem.high is not None else torch.ones(t.shape[-2:]).bool()
+    t = t.masked_fill(~keep, -torch.inf)
+    p = {"exp": t.exp(), "sigmoid": t.sigmoid(), "relu_squared": t.relu().square()}[problem.safe]
+    slope = {"exp": p, "sigmoid": p - p * p, "relu_squared": t.relu()}[problem.safe]
+    dp = above @ value.mT
+    ds = slope * (dp if deltas is None else dp - deltas[..., None])
+    assert bool((sums == 0).all())
+    sums += ds @ key
+    ds = ds * (2.0 if problem.safe == "relu_squared" else 1.0)
+    dv[:] = p.mT @ above
+    dk[:] = alpha * (ds.mT @ query - (ds.sum(-2)[..., None] * key if problem.distance else 0.0))
+    if left is not None:
+        left[:] = 0
+
+
+@needs_interpreter
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", [Sigmoid(bias=-3.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr)  # fmt: skip
+def test_a_backward_pass_in_one_kernel(kernel, causal, monkeypatch):
+    """Between what it is given and what is made of its sums; what it leaves under causality is computed behind it."""
+    leaves = [torch.randn(2, 192, 3, 16).transpose(1, 2).requires_grad_() for _ in range(3)]
+    above = torch.randn(2, 192, 3, 16).transpose(1, 2)
+    wanted = attend(*leaves, is_causal=causal, kernel=kernel, impl="reference")
+    gradients = torch.autograd.grad(wanted, leaves, above)
+    calls = []
+
+    def stand_in(problem, above, shifts, deltas, norms, sums, dk, dv, left, launch):
+        in_one_pass(problem, above, shifts, deltas, norms, sums, dk, dv, left, launch)
+        calls.append(left)
+        if left is not None:
+            left.view(2, 3, 3)[0, 1, 2] = 1
+            dk[0, 1, 128:], dv[0, 1, 128:], sums[1, 2, 70, 3] = torch.nan, 7.0, torch.inf
+
+    monkeypatch.setattr(launch, "_hopper_backward", lambda problem, above: stand_in)
+    monkeypatch.setattr(launch, "chip", lambda device: Chip(9, 1, 2**17))
+    blocks = {"rows": Setting(64, 32, 1, 4), "columns": Setting(32, 64, 1, 4)}
+    right = launch.settings
+    monkeypatch.setattr(launch, "settings", lambda kind, *more: [blocks[kind]] if kind in blocks else right(kind, *more))  # fmt: skip
+    found = torch.autograd.grad(attend(*leaves, is_causal=causal, kernel=kernel, impl="triton"), leaves, above)
+    assert [left is not None for left in calls] == [causal]
+    torch.testing.assert_close(found, gradients, rtol=1e-3, atol=1e-4)
+
+
+def test_who_is_refused_a_backward_pass_in_one_kernel(monkeypatch):
+    monkeypatch.setattr(hopper, "chip", lambda device: Chip(9, 132, 2**17))
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0)
+    monkeypatch.setattr(hopper, "is_cuda", lambda x: True)
+    given = problem()
+    assert hopper_backward.refuse(given, given.query) is None
+    fewer = given._replace(key=given.key[:, :4], value=given.value[:, :4])
+    assert "share" in hopper_backward.refuse(fewer, given.query)
+    assert "bfloat16" in hopper_backward.refuse(given, given.query.float())
+    assert "one plane" in hopper_backward.refuse(given, given.query.mT.contiguous().mT)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "any order" in hopper_backward.refuse(given, given.query)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_heads_that_are_ordered_together_stay_few():
+    assert hopper.balance(64, 4096, 4096, 128, True, 132, 4)[1] <= 4
+    assert hopper.balance(3, 4096, 4096, 128, True, 132, 2)[1] <= 2

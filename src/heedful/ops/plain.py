@@ -57,7 +57,7 @@ def signature(
     numbers = _numbers(kernel)
     if numbers is None:
         return None
-    flags = is_causal, enable_gqa, approximate.allowed
+    flags = is_causal, enable_gqa, approximate.allowed, torch.are_deterministic_algorithms_enabled()
     shapes = query.shape, key.shape, value.shape
     return (numbers, scale, *shapes, dtype, device, key.device, value.device, *flags)
 

@@ -23,12 +23,54 @@ from heedful.ops.fused.activations import coefficient, slope
 def backward_rows(
     q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, T, C: tl.constexpr, SAFE: tl.constexpr
 ):
-    """The gradient of BM queries, and per row those of alpha, beta and the left factor.
+    """The gradient of BM queries, and per row those of alpha, beta and the left factor."""
+    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
+    of_queries(q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, m, b, h, T, C, SAFE)
+
+
+@triton.jit
+def rows_left(q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, left_, count, T, C: tl.constexpr, SPAN: tl.constexpr):
+    """The same for blocks of rows that another kernel has left, by its flags for every 64 of them."""
+    blocks = T.Q // C.BM
+    for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
+        if is_left(left_, first, count, C.BM, SPAN):
+            for at in range(first, tl.minimum(first + SPAN, count)):
+                if is_left(left_, at, count, C.BM, 1):
+                    m, b, h = at % blocks, at // blocks // T.H, at // blocks % T.H
+                    of_queries(q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, None, None, None, m, b, h, T, C, C)
+
+
+@triton.jit
+def columns_left(
+    q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, left_, count, T, C: tl.constexpr, SPAN: tl.constexpr
+):
+    """And for blocks of keys."""
+    blocks = T.K // C.BN
+    for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
+        if is_left(left_, first, count, C.BN, SPAN):
+            for at in range(first, tl.minimum(first + SPAN, count)):
+                if is_left(left_, at, count, C.BN, 1):
+                    n, b, g = at % blocks, at // blocks // T.G, at // blocks % T.G
+                    of_keys_and_values(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, None, None, n, b, g, T, C, C)
+
+
+@triton.jit
+def is_left(left_, first, count, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """Whether one of some blocks is."""
+    flags = first * (BLOCK // 64) + tl.arange(0, SPAN * (BLOCK // 64))
+    return tl.max(tl.load(left_ + flags, mask=flags < count * (BLOCK // 64), other=0)) > 0
+
+
+@triton.jit
+def of_queries(
+    q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, dalpha_, dbeta_, dleft_, m, b, h, T,
+    C: tl.constexpr, SAFE: tl.constexpr,
+):  # fmt: skip
+    """A block of rows.
 
     `again` is the query under another name: read through it behind the loop, it need not stay in registers. What the columns need of
     every row, delta and half the squared norm of its query, is kept for them.
     """
-    m, b, h = place(T.Q, T.H, C.BM, C.HIGH, C)
     g = h // (T.H // T.G)
     head = (b * T.H + h).to(tl.int64)
     rows, deep, wide = m * C.BM + tl.arange(0, C.BM), tl.arange(0, C.D), tl.arange(0, C.E)
@@ -180,11 +222,16 @@ def walk_rows(
 def backward_columns(
     q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, T, C: tl.constexpr, SAFE: tl.constexpr
 ):
-    """The gradients of BN keys and values, summed over the query heads that share them; per head those of bias and right factor.
-
-    `again` is the key under another name.
-    """
+    """The gradients of BN keys and values, summed over the query heads that share them; per head those of bias and right factor."""
     n, b, g = place(T.K, T.G, C.BN, C.LOW and not C.HIGH, C)
+    of_keys_and_values(q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, n, b, g, T, C, SAFE)
+
+
+@triton.jit
+def of_keys_and_values(
+    q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, dright_, dbias_, n, b, g, T, C: tl.constexpr, SAFE: tl.constexpr
+):
+    """A block of columns. `again` is the key under another name."""
     cols, deep, wide = n * C.BN + tl.arange(0, C.BN), tl.arange(0, C.D), tl.arange(0, C.E)
     group = T.H // T.G
     if C.ALONE:
@@ -376,3 +423,43 @@ def walk_columns(
             ds *= weight
         dk = tl.dot(ds.to(C.P), q.to(C.P), dk, input_precision=C.PRECISION)
     return dk, dv, own, dright, total
+
+
+@triton.jit
+def clear(
+    sums_, x_, y_, dots_, H, n, xb, xh, xn, yb, yh, yn, factor, D: tl.constexpr, BM: tl.constexpr, DOTS: tl.constexpr
+):
+    """Zeros for sums [B, H, n, D] of gradients of queries and, where asked for, factor x.y of every row."""
+    blocks = n // BM
+    pid = tl.program_id(0)
+    b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
+    at = ((b * H + h).to(tl.int64) * n + rows)[:, None]
+    tl.store(sums_ + at * D + d[None, :], tl.zeros([BM, D], tl.float32))
+    if DOTS:
+        x = tl.load(base(x_, xb, xh, b, h) + rows.to(tl.int64)[:, None] * xn + d[None, :]).to(tl.float32)
+        y = tl.load(base(y_, yb, yh, b, h) + rows.to(tl.int64)[:, None] * yn + d[None, :]).to(tl.float32)
+        tl.store(dots_ + (b * H + h).to(tl.int64) * n + rows, factor * tl.sum(x * y, 1))
+
+
+@triton.jit
+def conclude(
+    sums_, q_, do_, out_, dq_, left_, alpha_, H, n, qb, qh, qn, ob, oh, on, factor, D: tl.constexpr, BM: tl.constexpr,
+    OWN: tl.constexpr, MARKS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries [B, H, n, D] from their sums; flags for those of 64 rows that are not finite, where asked for.
+
+    The gradient of a distance loses q_i sum_j ds_ij, where sum_j p_ij (do_i . v_j) = do_i . out_i.
+    """
+    blocks = n // BM
+    pid = tl.program_id(0)
+    b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
+    at = ((b * H + h).to(tl.int64) * n + rows)[:, None] * D + d[None, :]
+    dq = tl.load(sums_ + at)
+    if OWN:
+        q = tl.load(base(q_, qb, qh, b, h) + rows.to(tl.int64)[:, None] * qn + d[None, :]).to(tl.float32)
+        do = tl.load(base(do_, ob, oh, b, h) + rows.to(tl.int64)[:, None] * on + d[None, :]).to(tl.float32)
+        dq -= tl.sum(do * tl.load(out_ + at).to(tl.float32), 1)[:, None] * q
+    if MARKS:
+        unserved = tl.where(tl.abs(dq) < float("inf"), 0, 1).reshape(BM // 64, 64 * D)
+        tl.store(left_ + pid * (BM // 64) + tl.arange(0, BM // 64), tl.max(unserved, 1))
+    tl.store(dq_ + at, (dq * (factor * tl.load(alpha_ + h))).to(dq_.dtype.element_ty))

@@ -99,9 +99,9 @@ def place(step, heads, together, T, C: gl.constexpr):
 
 
 @gluon.jit
-def following(stage, parity, C: gl.constexpr):
+def following(stage, parity, N: gl.constexpr):
     """The next place of a ring, and the parity of its barriers' phase."""
-    wrap = stage == C.STAGES - 1
+    wrap = stage == N - 1
     return gl.where(wrap, 0, stage + 1), gl.where(wrap, parity ^ 1, parity)
 
 
@@ -142,7 +142,7 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
                     term_buf.index(ks + C.STAGES * (kp ^ 1)).store(b2 - a2 * ahead)
                     mbarrier.arrive(k_full.index(ks), count=1)
                     ahead = gl.load(ours + gl.maximum(at - C.COLS, 0))
-                ks, kp = following(ks, kp, C)
+                ks, kp = following(ks, kp, C.STAGES)
             if i == 0:
                 for w in gl.static_range(C.CONSUMERS):
                     row = q_row + w * C.ROWS
@@ -150,7 +150,7 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
             else:
                 row = v_row + at + C.COLS
                 fetch(v_desc, row, g * T.v[2], v_full.index(vs), v_empty.index(vs), vp, v_buf.index(vs))
-                vs, vp = following(vs, vp, C)
+                vs, vp = following(vs, vp, C.STAGES)
         qp ^= 1
 
 
@@ -214,10 +214,10 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
                 # The rows of another warpgroup see one block more.
                 mbarrier.wait(k_full.index(ks), kp)
                 mbarrier.arrive(k_empty.index(ks), count=1)
-                ks, kp = following(ks, kp, C)
+                ks, kp = following(ks, kp, C.STAGES)
                 mbarrier.wait(v_full.index(vs), vp)
                 mbarrier.arrive(v_empty.index(vs), count=1)
-                vs, vp = following(vs, vp, C)
+                vs, vp = following(vs, vp, C.STAGES)
                 if C.TURNS:
                     mbarrier.wait(turn.index(W), mine)
                     mbarrier.arrive(turn.index(NEXT), count=1)
@@ -229,7 +229,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(ks), count=1)
         t = score(s, term_buf.index(ks + C.STAGES * kp), a2, b2, scores, C)
-        ks, kp = following(ks, kp, C)
+        ks, kp = following(ks, kp, C.STAGES)
         if C.CAUSAL:
             # Each warpgroup begins with its one block that crosses the diagonal. Minus infinity has a coefficient of zero.
             last = top - (blocks - 1) * C.COLS + gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, scores))
@@ -255,7 +255,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
             s = warpgroup_mma_wait(2 if C.ONES else 1, deps=(s,))
             mbarrier.arrive(k_empty.index(ks), count=1)
             terms = term_buf.index(ks + C.STAGES * kp)
-            ks, kp = following(ks, kp, C)
+            ks, kp = following(ks, kp, C.STAGES)
             if C.BESIDE:
                 p16, total = weighed(score(s, terms, a2, b2, scores, C), total, C)
                 mbarrier.wait(v_full.index(vs), vp)  # passed above: the assembler moves nothing across its branch
@@ -265,7 +265,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
                 o, total, p, s = finish(o, total, p, s, C)
                 p16, total = weighed(score(s, terms, a2, b2, scores, C), total, C)
             mbarrier.arrive(v_empty.index(vs), count=1)
-            vs, vp = following(vs, vp, C)
+            vs, vp = following(vs, vp, C.STAGES)
             p = gl.convert_layout(p16, left)
         if C.DISTANCE:
             x = q.load(left).to(gl.float32)
@@ -280,7 +280,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         else:
             o = warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(v_empty.index(vs), count=1)
-        vs, vp = following(vs, vp, C)
+        vs, vp = following(vs, vp, C.STAGES)
         stat = gl.zeros([C.ROWS], gl.float32, by_row)
         if C.DIVIDED:
             # Where even the largest coefficient is next to nothing, a running maximum is wanted.

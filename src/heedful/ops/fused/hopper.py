@@ -105,16 +105,18 @@ def refuse(problem: Problem) -> str | None:
 
 
 @cache
-def balance(heads: int, Q: int, K: int, tall: int, causal: bool, processors: int) -> tuple[int, int]:
+def balance(
+    heads: int, Q: int, K: int, tall: int, causal: bool, processors: int, most: int = TOGETHER[-1]
+) -> tuple[int, int]:
     """How many programs, and of how many heads tiles are ordered together: few, whose keys stay near, unless the load is uneven."""
     parts = -(-Q // tall)
     tiles = heads * parts
     if not causal or tiles <= processors or tiles > 16 * 1024:
-        return min(tiles, processors), 8 if causal else 1
+        return min(tiles, processors), min(8, most) if causal else 1
     # A tile costs about one block more than it has.
     costs = [min((part * tall + tall - 1) // 128 + 1, K // 128) + 1 for part in reversed(range(parts))]
     best, found = float("inf"), (processors, 1)
-    for together in (*(x for x in TOGETHER if x < heads), heads):
+    for together in (*(x for x in TOGETHER if x < heads and x <= most), *([heads] if heads <= most else [])):
         order = [cost for at in range(0, heads, together) for cost in costs for _ in range(min(together, heads - at))]
         for programs in (processors, processors - processors % 16):
             load = [0] * programs

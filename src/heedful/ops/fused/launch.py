@@ -21,6 +21,7 @@ from heedful.ops.fused.prepared import Recorder
 
 INTERPRETED = interpreting()
 SPAN = 16  # blocks whose marks are looked through at once
+ROWS = 64  # queries of a block of what is done before and behind a backward pass in one kernel
 HOPPER = ("3.6.",)  # versions of Triton that `hopper` was tried with: Gluon is experimental, and changes between them
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -98,7 +99,8 @@ def form_of(kind: str, problem: Problem, tensors: Sequence[Tensor | None]) -> Ha
         return None
     if prepared.is_watched():
         return None
-    return prepared.form(tensors, kind, *problem[14:], torch.get_float32_matmul_precision())
+    settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    return prepared.form(tensors, kind, *problem[14:], *settings)
 
 
 def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]:
@@ -132,12 +134,19 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
             forms = _forms(spec, late, quick)
             recorder.launch(_forward.forward, (count,), *tiles, out, stat, terms, *forms, **chosen.options)
         else:
-            safe = constants(replace(spec, DOTS=False))
-            grid = (min(_parts(count, SPAN), 2 * chip(device).processors),)
-            recorder.launch(_forward.forward_left, grid, *tiles, out, mark, count, terms, safe, SPAN, **chosen.options)
+            _left(recorder, _forward.forward_left, (*tiles, out, mark), count, terms, spec, chosen)
 
     _fitting("forward", problem, go)
     return out, stat
+
+
+def _left(
+    recorder: Recorder, kernel: Any, args: Sequence[Any], count: int, terms: Terms, spec: Spec, chosen: Setting
+) -> None:
+    """Launches what serves the blocks that a kernel for one chip has left."""
+    safe = constants(replace(spec, DOTS=False))
+    grid = (min(_parts(count, SPAN), 2 * chip(args[-1].device).processors),)
+    recorder.launch(kernel, grid, *args, count, terms, safe, SPAN, **chosen.options)
 
 
 def _hopper(problem: Problem) -> Callable[..., None] | None:
@@ -147,6 +156,15 @@ def _hopper(problem: Problem) -> Callable[..., None] | None:
     from heedful.ops.fused import hopper
 
     return hopper.forward if hopper.refuse(problem) is None else None
+
+
+def _hopper_backward(problem: Problem, above: Tensor) -> Callable[..., None] | None:
+    """Likewise of the backward pass."""
+    if _hopper(problem) is None:
+        return None
+    from heedful.ops.fused import hopper_backward as chips
+
+    return chips.backward if chips.refuse(problem, above) is None else None
 
 
 class Gradients(NamedTuple):
@@ -201,6 +219,13 @@ def _backward_anew(
     delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
     half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
     halves = half, _half(key, recorder) if problem.distance else None
+    on_hopper = None if any(needs) else _hopper_backward(problem, above)
+    # What is hidden and not finite: 0 x NaN = NaN.
+    leaves = on_hopper is not None and problem.high is not None
+
+    def flags(length: int) -> Tensor | None:
+        made = torch.empty(B * H * length // 64 if leaves else 0, dtype=torch.int32, device=device)
+        return recorder.made(made, is_scratch=True) if leaves else None
 
     def tiles(spec: Spec, again: tuple[Tensor, int, int]) -> list[TensorDescriptor]:
         first = (query, spec.BM, spec.D), (key, spec.BN, spec.D), (value, spec.BN, spec.E), (above, spec.BM, spec.E)
@@ -210,6 +235,10 @@ def _backward_anew(
         recorder.back_to(before)
         terms, spec = _prepare(problem, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
+        if leaves:
+            args = *inputs, out, dq, stat, delta, marks[0]
+            _left(recorder, _backward.rows_left, args, Q // spec.BM * B * H, terms, spec, chosen)
+            return
         recorder.launch(
             _backward.backward_rows, (_parts(Q, spec.BM) * B * H,),
             *inputs, out, dq, stat, delta, dalpha, dbeta, dleft, terms, *_forms(spec, bounded, quick), **chosen.options,
@@ -220,15 +249,23 @@ def _backward_anew(
         terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
         late = bounded and H == G and (problem.distance or spec.BIAS == 1)
+        if leaves:
+            args = *inputs, dk, dv, stat, delta, marks[1]
+            _left(recorder, _backward.columns_left, args, K // spec.BN * B * G, terms, spec, chosen)
+            return
         recorder.launch(
             _backward.backward_columns, (_parts(K, spec.BN) * B * G,),
             *inputs, dk, dv, stat, delta, dright, dbias, terms, *_forms(spec, late, quick), **chosen.options,
         )  # fmt: skip
 
-    before = recorder.mark()
-    _fitting("rows", problem, rows)
-    between = recorder.mark()
-    _fitting("columns", problem, columns)
+    marks = flags(Q), flags(K)
+    if on_hopper is not None:
+        _in_one_pass(on_hopper, problem, out, stat, above, delta, halves, (dq, dk, dv), marks, recorder)
+    if on_hopper is None or leaves:
+        before = recorder.mark()
+        _fitting("rows", problem, rows)
+        between = recorder.mark()
+        _fitting("columns", problem, columns)
     return Gradients(
         dq,
         dk,
@@ -239,6 +276,31 @@ def _backward_anew(
         _like(dright, problem.right) if needs[3] else dright,
         _like(dbias[:, :, None], problem.bias) if needs[4] else dbias,
     )
+
+
+def _in_one_pass(
+    kernel: Callable[..., None], problem: Problem, out: Tensor, stat: Tensor, above: Tensor, delta: Tensor | None,
+    halves: tuple[Tensor | None, Tensor | None], gradients: tuple[Tensor, Tensor, Tensor], marks: tuple[Tensor | None, Tensor | None],
+    recorder: Recorder,
+) -> None:  # fmt: skip
+    """Launches the kernel for one chip, which adds up gradients of queries in float32, between what it begins with and what it leaves."""
+    B, H, _, Q, _ = problem.sizes
+    query, D, divided = problem.query, problem.query.shape[-1], problem.division == 1
+    dq, dk, dv = gradients
+    sums = recorder.made(torch.empty(B, H, Q, D, dtype=torch.float32, device=query.device), is_scratch=True)
+    dots = delta if divided else halves[0]
+    x, y, factor = (above, out, 1.0) if divided else (query, query, 0.5)
+    grid, strides = (B * H * Q // ROWS,), (*x.stride()[:3], *y.stride()[:3])
+    options = {"num_warps": 4}
+    recorder.launch(
+        _backward.clear, grid, sums, x, y, dots, H, Q, *strides, factor, D, ROWS, dots is not None, **options
+    )
+    kernel(problem, above, stat if divided else halves[0], delta, halves[1], sums, dk, dv, marks[1], recorder.launch)
+    own, factor = problem.distance and not divided, 2.0 if problem.activation == "relu_squared" else 1.0
+    recorder.launch(
+        _backward.conclude, grid, sums, query, above, out, dq, marks[0], problem.alpha, H, Q, *query.stride()[:3], *above.stride()[:3],
+        factor, D, ROWS, own, marks[0] is not None, **options,
+    )  # fmt: skip
 
 
 def row_dot(x: Tensor, y: Tensor, factor: float = 1.0, recorder: Recorder | None = None) -> Tensor:

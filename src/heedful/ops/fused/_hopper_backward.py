@@ -1,0 +1,358 @@
+"""The plain backward pass on Hopper, in Gluon: one kernel of five products, with no mask but causality.
+
+Two warpgroups keep 64 keys and values each and walk through blocks of queries that one warp fetches. Scores are transposed, a row for
+every key, so that coefficients and gradients of scores are the left sides of the next products as they are:
+
+    s = k q', dp = v do', p = f(s), ds = f'(s) dp,    dv += p do, dk += ds q, dq += ds' k
+
+For dq the warpgroups hand their ds to one another through shared memory, and each multiplies half of it, one block behind: neither
+waits for the other unless it is a whole block ahead. Sums of dq over tiles of keys are added up in float32 in global memory, in any order.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from heedful.ops.fused._hopper import barriers_of, fetch, following, place, steps
+
+
+@gluon.jit
+def rounded(x):
+    """In bfloat16, where it is written: later, both would be kept in registers."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=gl.bfloat16, is_pure=False, pack=2
+    )
+
+
+@gluon.jit
+def weighed(t, C: gl.constexpr):
+    """Coefficients of scores in the function's unit, and their slopes; that of `relu_squared` is half as large."""
+    if C.ACT == "sigmoid":
+        # Each by itself: what is not a number spoils no neighbour.
+        work: gl.constexpr = "{ .reg .f32 x; neg.f32 x, $1; ex2.approx.ftz.f32 x, x; add.f32 x, x, 0f3F800000; rcp.approx.ftz.f32 $0, x; }"
+        p = gl.inline_asm_elementwise(work, "=f,f", [t], dtype=gl.float32, is_pure=True, pack=1)
+        return p, p - p * p
+    elif C.ACT == "relu_squared":
+        t = gl.maximum(t, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        return t * t, t
+    else:
+        p = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=gl.float32, is_pure=True, pack=1)
+        return p, p
+
+
+@gluon.jit
+def score(s, own, terms, a2, b2, layout: gl.constexpr, C: gl.constexpr):
+    """Scores in the function's unit. `own` is the term of a key, `terms` are those of queries."""
+    if C.DISTANCE:
+        return s * a2 + (terms.load(gl.SliceLayout(0, layout))[None, :] + own[:, None])
+    elif C.BETA:
+        return s * a2 + b2
+    else:
+        return s * a2
+
+
+@gluon.jit
+def descended(slope, dp, deltas, layout: gl.constexpr, C: gl.constexpr):
+    """Gradients of scores."""
+    if C.DIVIDED:
+        return slope * (dp - deltas.load(gl.SliceLayout(0, layout))[None, :])
+    else:
+        return slope * dp
+
+
+@gluon.jit
+def sight(step, heads, together, T, C: gl.constexpr):
+    """The head and the first key of a tile, and how many blocks of queries, the last, see it."""
+    head, top, blocks = place(step, heads, together, T, C)
+    if C.CAUSAL:
+        # The first keys are seen by most queries.
+        tall: gl.constexpr = C.CONSUMERS * C.ROWS
+        top = (gl.cdiv(T.Q, tall) - 1) * tall - top
+        blocks = T.K // C.COLS - top // C.COLS
+    return head, top, blocks
+
+
+@gluon.jit
+def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+    """Blocks of queries and gradients from the diagonal on; the keys and values of a tile with the first of them."""
+    k_desc, v_desc, q_desc, do_desc, _, _, _ = descs
+    alpha, _, _, shifts, deltas, _ = tensors
+    heads, H, together = counts
+    k_buf, v_buf, q_buf, do_buf, _, _, term_buf, delta_buf, _ = buffers
+    q_full, do_full, empty, own_full, own_empty, _, _, _ = barriers
+    cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([C.COLS // 32], [32], [1], [0]))
+    stage, parity, own, turn = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1)
+    for step in range(steps(heads, T, C)):
+        head, top, blocks = sight(step, heads, together, T, C)
+        b, h = head // H, head % H
+        k_row, v_row = b * T.k[0] + h * T.k[1] + top, b * T.v[0] + h * T.v[1] + top
+        q_row, do_row = b * T.q[0] + h * T.q[1], b * T.do[0] + h * T.do[1]
+        at = T.K - blocks * C.COLS
+        if C.DISTANCE:
+            factor = -1.0 if C.DIVIDED else -gl.load(alpha + h) * C.UNIT
+            begin = head.to(gl.int64) * T.K
+        for i in range(blocks):
+            if C.DISTANCE:
+                # Before the wait, during which they arrive.
+                term = factor * gl.load(shifts + begin + at + cols)
+                if C.DIVIDED:
+                    delta = gl.load(deltas + begin + at + cols)
+            if i == 0:
+                for w in gl.static_range(C.CONSUMERS):
+                    to = k_buf.index(own * C.CONSUMERS + w)
+                    fetch(k_desc, k_row + w * C.ROWS, h * T.k[2], own_full.index(own), own_empty.index(own), turn, to)
+            fetch(q_desc, q_row + at, h * T.q[2], q_full.index(stage), empty.index(stage), parity, q_buf.index(stage))
+            if i == 0:
+                for w in gl.static_range(C.CONSUMERS):
+                    to = v_buf.index(own * C.CONSUMERS + w)
+                    fetch(v_desc, v_row + w * C.ROWS, h * T.v[2], own_full.index(own), own_empty.index(own), turn, to)
+            fetch(
+                do_desc, do_row + at, h * T.do[2], do_full.index(stage), empty.index(stage), parity, do_buf.index(stage)
+            )
+            if C.DISTANCE:
+                term_buf.index(stage).store(term)
+                if C.DIVIDED:
+                    delta_buf.index(stage).store(delta)
+                mbarrier.arrive(do_full.index(stage), count=1)
+            stage, parity = following(stage, parity, C.STAGES)
+            at += C.COLS
+        own, turn = following(own, turn, C.OWN)
+
+
+@gluon.jit
+def of_queries(W: gl.constexpr, stage, own, ds_buf, k_buf, C: gl.constexpr):
+    """Has the matrix unit multiply this warpgroup's half of dq: half of the queries of a block, or, where these are few, of the columns."""
+    half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    dq = gl.zeros([64, 64], gl.float32, half)
+    for w in gl.static_range(C.CONSUMERS):
+        ds, k = ds_buf.index(stage * C.CONSUMERS + w), k_buf.index(own * C.CONSUMERS + w)
+        if C.COLS == 128:
+            ds = ds.slice(W * 64, 64, 1)
+        if C.D == 128:
+            k = k.slice(W * 64, 64, 1)
+        dq = warpgroup_mma(ds.permute((1, 0)), k, dq, use_acc=w > 0, is_async=True)
+    return dq
+
+
+@builtin
+def add_shared_to_global(desc, coord, src, _semantic=None):
+    """Has the copy engine add a tile to what is there; Gluon has a word for copying alone."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def add_up(W: gl.constexpr, sums_desc, dq, dq_smem, head, at, T, C: gl.constexpr):
+    """Adds this warpgroup's half of dq to the sums in global memory."""
+    first: gl.constexpr = W * 64 if C.COLS == 128 else 0
+    beside: gl.constexpr = W * 64 if C.D == 128 else 0
+    tma.store_wait(0)
+    dq_smem.store(dq)
+    hopper.fence_async_shared()
+    add_shared_to_global(sums_desc, [head * T.K + at + first, beside], dq_smem)
+
+
+@gluon.jit
+def hand_over(W: gl.constexpr, ds, stage, parity, ds_buf, ds_full, ds_empty, C: gl.constexpr):
+    """Puts this warpgroup's ds where both read it, once both are done with what was there."""
+    mbarrier.wait(ds_empty.index(stage), parity ^ 1)
+    ds_buf.index(stage * C.CONSUMERS + W).store(ds)
+    hopper.fence_async_shared()
+    mbarrier.arrive(ds_full.index(stage), count=1)
+
+
+@gluon.jit
+def meet(
+    W: gl.constexpr, IS_FIRST: gl.constexpr, CROSSES: gl.constexpr, ring, at, mine, keys, sums_of_keys, dq_smem, sums_desc, buffers, barriers, T, C: gl.constexpr
+):  # fmt: skip
+    """The keys of one warpgroup meet a block of queries that begins at `at`.
+
+    While coefficients are made of scores the matrix unit multiplies for dp, while gradients of scores are made for dv, while dq is
+    added up for dk. All is waited for in two places, where registers are to be had again.
+    """
+    stage, parity, last, before, own = ring
+    head, term, a2, b2 = keys
+    dk, dv, total = sums_of_keys
+    k_buf, v_buf, q_buf, do_buf, ds_buf, _, term_buf, delta_buf, col_buf = buffers
+    q_full, do_full, empty, _, _, ds_full, ds_empty, turns = barriers
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
+    factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    k, v, q, do = (
+        k_buf.index(own * C.CONSUMERS + W),
+        v_buf.index(own * C.CONSUMERS + W),
+        q_buf.index(stage),
+        do_buf.index(stage),
+    )
+    zero = gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
+    mbarrier.wait(q_full.index(stage), parity)
+    s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(do_full.index(stage), parity)
+    dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    if C.TURNS:
+        mbarrier.wait(turns.index(W), stage if W else stage ^ 1)
+    t = score(s, term, term_buf.index(stage), a2, b2, scores, C)
+    if CROSSES:
+        # Minus infinity has a coefficient of zero.
+        first = gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, scores)) + (mine - at)
+        keep = col_buf.load(gl.SliceLayout(0, scores))[None, :] >= first[:, None]
+        t = gl.where(keep, t, -float("inf"))
+    p32, slope = weighed(t, C)
+    p = gl.convert_layout(rounded(p32), factor)
+    dv = warpgroup_mma(p, do, dv, use_acc=not IS_FIRST, is_async=True)
+    if C.TURNS:
+        mbarrier.arrive(turns.index(1 - W), count=1)
+    dp, slope = warpgroup_mma_wait(1, deps=(dp, slope))
+    ds32 = descended(slope, dp, delta_buf.index(stage), scores, C)
+    if CROSSES:
+        ds32 = gl.where(keep, ds32, 0.0)
+    if C.DIVIDED:
+        total += gl.sum(ds32, 1)
+    ds = rounded(ds32)
+    dv, p = warpgroup_mma_wait(0, deps=(dv, p))
+    hand_over(W, ds, stage, parity, ds_buf, ds_full, ds_empty, C)
+    ds = gl.convert_layout(ds, factor)
+    if IS_FIRST:
+        dk = warpgroup_mma(ds, q, dk, use_acc=False, is_async=True)
+    else:
+        mbarrier.wait(ds_full.index(last), before)
+        dq = of_queries(W, last, own, ds_buf, k_buf, C)
+        dk = warpgroup_mma(ds, q, dk, is_async=True)
+        dq = warpgroup_mma_wait(1, deps=(dq,))
+        mbarrier.arrive(ds_empty.index(last), count=1)
+        add_up(W, sums_desc, dq, dq_smem, head, at - C.COLS, T, C)
+    dk, ds = warpgroup_mma_wait(0, deps=(dk, ds))
+    mbarrier.arrive(empty.index(stage), count=1)
+    return dk, dv, total
+
+
+@gluon.jit
+def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+    """The keys of one warpgroup, tile by tile."""
+    _, _, _, _, dk_desc, dv_desc, sums_desc = descs
+    alpha, beta, norms, _, _, left = tensors
+    heads, H, together = counts
+    k_buf, v_buf, _, _, ds_buf, dq_buf, _, _, _ = buffers
+    _, _, _, own_full, own_empty, ds_full, ds_empty, _ = barriers
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
+    by_key: gl.constexpr = gl.SliceLayout(1, scores)
+    # Blocks that cross the diagonal; others are behind them.
+    CROSSED: gl.constexpr = C.CONSUMERS * C.ROWS // C.COLS if C.CAUSAL else 0
+    ALONE: gl.constexpr = 2 if CROSSED == 2 else 1
+    dq_smem = dq_buf.index(W)
+    out_smem = dq_smem._reinterpret(gl.bfloat16, [C.ROWS, C.D], dk_desc.layout)
+    stage, parity, own, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    for step in range(steps(heads, T, C)):
+        head, top, blocks = sight(step, heads, together, T, C)
+        mine = top + W * C.ROWS
+        a2 = gl.load(alpha + head % H) * C.UNIT
+        b2 = gl.load(beta + head % H) * C.UNIT if C.BETA else 0.0
+        term = gl.zeros([C.ROWS], gl.float32, by_key)
+        if C.DISTANCE:
+            rows = mine + gl.arange(0, C.ROWS, layout=by_key)
+            term = b2 - a2 * gl.load(norms + head.to(gl.int64) * T.Q + rows)
+        keys = head, term, a2, b2
+        at = T.K - blocks * C.COLS
+        dk = gl.zeros([C.ROWS, C.D], gl.float32, sums)
+        dv = gl.zeros([C.ROWS, C.D], gl.float32, sums)
+        total = gl.zeros([C.ROWS], gl.float32, by_key)
+        mbarrier.wait(own_full.index(own), turn)
+        ring = stage, parity, stage, parity, own
+        dk, dv, total = meet(
+            W, True, CROSSED > 0, ring, at, mine, keys, (dk, dv, total), dq_smem, sums_desc, buffers, barriers, T, C
+        )
+        if CROSSED == 2:
+            last, before = stage, parity
+            stage, parity = following(stage, parity, C.STAGES)
+            at += C.COLS
+            ring = stage, parity, last, before, own
+            dk, dv, total = meet(
+                W, False, True, ring, at, mine, keys, (dk, dv, total), dq_smem, sums_desc, buffers, barriers, T, C
+            )
+        for _block in range(ALONE, blocks):
+            last, before = stage, parity
+            stage, parity = following(stage, parity, C.STAGES)
+            at += C.COLS
+            ring = stage, parity, last, before, own
+            dk, dv, total = meet(
+                W, False, False, ring, at, mine, keys, (dk, dv, total), dq_smem, sums_desc, buffers, barriers, T, C
+            )
+        mbarrier.wait(ds_full.index(stage), parity)
+        dq = of_queries(W, stage, own, ds_buf, k_buf, C)
+        dq = warpgroup_mma_wait(0, deps=(dq,))
+        mbarrier.arrive(ds_empty.index(stage), count=1)
+        add_up(W, sums_desc, dq, dq_smem, head, at, T, C)
+        stage, parity = following(stage, parity, C.STAGES)
+        if C.DISTANCE:
+            k, v = k_buf.index(own * C.CONSUMERS + W), v_buf.index(own * C.CONSUMERS + W)
+            if C.DIVIDED:
+                by = gl.convert_layout(total, gl.SliceLayout(1, sums))
+            else:
+                # sum_i p_ij (do_i . v_j) = dv_j . v_j
+                by = gl.sum(dv * v.load(sums).to(gl.float32), 1)
+            dk -= by[:, None] * k.load(sums).to(gl.float32)
+        mbarrier.arrive(own_empty.index(own), count=1)
+        own, turn = following(own, turn, C.OWN)
+        dk *= a2 * ((2.0 if C.ACT == "relu_squared" else 1.0) / C.UNIT)
+        if C.CAUSAL:
+            # What is not finite reaches keys that nobody sees it through: 0 x NaN = NaN.
+            mark = gl.max(gl.where(gl.sum(dk * 0.0 + dv * 0.0, 1) == 0.0, 0, 1), 0)
+            gl.store(left + head * (T.Q // C.ROWS) + mine // C.ROWS, mark)
+        tma.store_wait(0)
+        out_smem.store(dk.to(gl.bfloat16))
+        hopper.fence_async_shared()
+        tma.async_copy_shared_to_global(dk_desc, [head * T.Q + mine, 0], out_smem)
+        tma.store_wait(0)
+        out_smem.store(dv.to(gl.bfloat16))
+        hopper.fence_async_shared()
+        tma.async_copy_shared_to_global(dv_desc, [head * T.Q + mine, 0], out_smem)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["heads", "H", "together"])
+def backward_kernel(
+    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc, alpha, beta, norms, shifts, deltas, left, heads, H, together, T, C: gl.constexpr
+):  # fmt: skip
+    """Buffers and barriers of one program, and the parts of its warps.
+
+    `norms` are half those of keys squared, `shifts` log2 of the sums of rows or half their squared norms; `sums` of dq begin with zeros.
+    """
+    N: gl.constexpr = C.CONSUMERS
+    S: gl.constexpr = C.STAGES
+    k_buf = gl.allocate_shared_memory(gl.bfloat16, [C.OWN * N, C.ROWS, C.D], k_desc.layout)
+    v_buf = gl.allocate_shared_memory(gl.bfloat16, [C.OWN * N, C.ROWS, C.D], v_desc.layout)
+    q_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS, C.D], q_desc.layout)
+    do_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS, C.D], do_desc.layout)
+    handed: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    ds_buf = gl.allocate_shared_memory(gl.bfloat16, [S * N, C.ROWS, C.COLS], handed)
+    dq_buf = gl.allocate_shared_memory(gl.float32, [N, 64, 64], sums_desc.layout)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    term_buf = gl.allocate_shared_memory(gl.float32, [S, C.COLS if C.DISTANCE else 1], line)
+    delta_buf = gl.allocate_shared_memory(gl.float32, [S, C.COLS if C.DIVIDED else 1], line)
+    # Columns are read when they are needed; computed, they would be kept in registers.
+    col_buf = gl.allocate_shared_memory(gl.int32, [C.COLS if C.CAUSAL else 1], line)
+    if C.CAUSAL:
+        col_buf.store(gl.arange(0, C.COLS, layout=gl.BlockedLayout([1], [32], [4], [0])))
+    q_full, do_full, empty = barriers_of(S, 1), barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
+    own_full, own_empty = barriers_of(C.OWN, 2 * N), barriers_of(C.OWN, N)
+    ds_full, ds_empty, turns = barriers_of(S, N), barriers_of(S, N), barriers_of(N, 1)
+    descs = k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc
+    tensors = alpha, beta, norms, shifts, deltas, left
+    counts = heads, H, together
+    buffers = k_buf, v_buf, q_buf, do_buf, ds_buf, dq_buf, term_buf, delta_buf, col_buf
+    barriers = q_full, do_full, empty, own_full, own_empty, ds_full, ds_empty, turns
+    first: gl.constexpr = 0
+    second: gl.constexpr = 1
+    gl.warp_specialize([
+        (consume, (first, descs, tensors, counts, buffers, barriers, T, C)),
+        (consume, (second, descs, tensors, counts, buffers, barriers, T, C)),
+        (produce, (descs, tensors, counts, buffers, barriers, T, C)),
+    ], [4, 1], [C.REGISTERS, 24])  # fmt: skip
