@@ -195,6 +195,7 @@ def test_what_chips_take(monkeypatch):
         return primal_ops.usable(query, size, size, rank, frozenset({"cuda"}))
 
     def on(*facts):
+        primal_ops._largest.cache_clear()
         for room in (_device, primal_ops):
             monkeypatch.setattr(room, "chip", lambda device: Chip(*facts))
 
@@ -209,6 +210,7 @@ def test_what_chips_take(monkeypatch):
     on(7, 80, 98304)
     assert not takes(half, 16, 8)
     assert not takes(double, 16, 8)
+    primal_ops._largest.cache_clear()
 
 
 @pytest.mark.parametrize("kept", ["all", "beginning", "some", "one sequence"])

@@ -14,7 +14,7 @@ from heedful._errors import Unsupported
 from heedful._runtime import full_precision
 from heedful.kernels import Cosine, Kernel, Polynomial
 from heedful.ops import linear
-from heedful.ops.fused import primal_ops
+from heedful.ops.fused import means, primal_loss, primal_ops
 from heedful.ops.ksvd import lifted, lowered, relative_gap
 from heedful.ops.request import Request, wide
 
@@ -79,8 +79,8 @@ def sample(x: Tensor, rows: int, how: str, keep: Tensor | None = None) -> Tensor
     if how != "stride" and keep is None:
         if length == rows:
             return x
-        if primal_ops.usable_means(x, FUSED):
-            return primal_ops.means(x, rows)
+        if means.usable(x, FUSED):
+            return means.means(x, rows)
     row = torch.arange(rows, device=x.device)
     count: Any = length if keep is None else keep.sum(dim=-1, keepdim=True)  # [B, 1]
     last = length - 1 if keep is None else (count - 1).clamp_min(0)
@@ -410,10 +410,10 @@ def penalty(
 ) -> Tensor:
     """What is added to a loss, a number: the mean of J^2, or of the KKT residual, over sequences that have tokens."""
     check_choice(Penalty, penalty=kind)
-    if (reduction, trace, kind) == ("per_sample", "param", "objective") and primal_ops.usable_loss(
+    if (reduction, trace, kind) == ("per_sample", "param", "objective") and primal_loss.usable(
         parts.energy, lam, parts.product, parts.tokens, FUSED
     ):
-        return primal_ops.penalty(parts.energy, lam, parts.product, parts.tokens)
+        return primal_loss.penalty(parts.energy, lam, parts.product, parts.tokens)
     if kind == "kkt":
         each = residual(parts, lam, reduction).mean(dim=-1)
     else:

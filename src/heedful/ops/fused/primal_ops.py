@@ -1,4 +1,4 @@
-"""Primal-Attention's fold and its loss as operators of torch: forward and backward of the kernels in `primal`."""
+"""Primal-Attention's fold as operators of torch: forward and backward of the kernels in `primal`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from heedful.ops.fused._device import (
     HAS_TRITON,
     ROOMY,
     PrimalSetting,
-    able,
     chip,
     fitting,
     interpreting,
@@ -29,31 +28,31 @@ LARGEST = 128
 
 A chip that is not `ROOMY` takes 16 bits alone, and half of it."""
 
-MOST = 4096
-"""The most weights lambda of a layer that the kernels of the loss take."""
-
 _T = TypeVar("_T")
 
 # What the kernels ask of a launch is NVIDIA's.
-_AVAILABLE = HAS_TRITON and torch.version.hip is None
+AVAILABLE = HAS_TRITON and torch.version.hip is None
+
+
+@cache
+def _largest(device: torch.device, dtype: torch.dtype) -> int:
+    """The largest sizes that the kernels take on a device; 0 where they take nothing of this type there."""
+    facts = chip(device) if device.type == "cuda" else None
+    if not AVAILABLE or dtype == torch.float64 or (facts is not None and facts.major < 8):
+        return 0
+    roomy, is_single = facts is None or facts.shared >= ROOMY, dtype == torch.float32
+    if is_single and not roomy:
+        return 0
+    return LARGEST if roomy and not is_single else LARGEST // 2
 
 
 def usable(x: Tensor, size: int, width: int, rank: int, devices: frozenset[str]) -> bool:
     """Whether the kernels take queries and keys of this size, held by x, outputs of this width and scores of this rank."""
-    if not _AVAILABLE or not able(x, devices):
+    if x.device.type not in devices or x.numel() == 0 or torch._C._are_functorch_transforms_active():
         return False
-    is_single = x.dtype == torch.float32
-    roomy = x.device.type != "cuda" or chip(x.device).shared >= ROOMY
-    largest = LARGEST if roomy and not is_single else LARGEST // 2
-    return (roomy or not is_single) and max(size, width, rank) <= largest
-
-
-def usable_loss(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, devices: frozenset[str]) -> bool:
-    """Whether the kernel of the loss takes energies `[B, 2, H, s]`, lambda `[H, s]`, traces `[H]` and lengths `[B]`: none may broadcast."""
-    if lam.shape != energy.shape[2:] or product.shape != lam.shape[:1] or tokens.shape != energy.shape[:1]:
-        return False
-    here = energy.device.type in devices and energy.device == lam.device and energy.dtype == torch.float32
-    return here and _AVAILABLE and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
+    # Dynamo traces no cache.
+    largest = _largest.__wrapped__ if torch.compiler.is_compiling() else _largest
+    return max(size, width, rank) <= largest(x.device, x.dtype)
 
 
 # Of partial sums, that one program adds up.
@@ -73,7 +72,7 @@ class _Sizes:
         self.v = c_e.shape[-2]
         self.pair, self.interpreted = pair, interpreting()
         exact = pair.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-        self.launch = _launch(pair.device)
+        self.launch = launch_of(pair.device)
         ranked = {"P": self.p, "S": self.s, "BLOCK_P": power_of_2(self.p), "BLOCK_S": power_of_2(self.s), **self.launch}
         self.small = {
             **ranked, "num_warps": 4 if self.p <= 64 else 8,
@@ -116,13 +115,13 @@ class _Sizes:
 
 
 @cache
-def _launch(device: torch.device) -> dict[str, Any]:
+def launch_of(device: torch.device) -> dict[str, Any]:
     """From Hopper on a kernel is launched before the last one has ended, and waits for it itself."""
     early = device.type == "cuda" and chip(device).major >= 9
     return {"EARLY": early, **({"launch_pdl": True} if early else {})}
 
 
-def _whole(x: Tensor) -> Tensor:
+def whole(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
@@ -133,7 +132,7 @@ def _laid_out(
     if c_e.stride(-1) != 1 or (c_r is not None and c_r.stride() != c_e.stride()):
         c_e, c_r = c_e.contiguous(), None if c_r is None else c_r.contiguous()
     return (
-        unit_stride(pair), None if sample is None else unit_stride(sample), _whole(w_e), _whole(w_r), c_e, c_r,
+        unit_stride(pair), None if sample is None else unit_stride(sample), whole(w_e), whole(w_r), c_e, c_r,
         None if keep is None else keep.contiguous().view(torch.uint8),
     )  # fmt: skip
 
@@ -153,7 +152,7 @@ def _fold(
     from heedful.ops.fused import prepared, primal
 
     pair, sample, w_e, w_r, c_e, c_r, keep = _laid_out(pair, sample, w_e, w_r, c_e, c_r, keep)
-    bias = None if bias is None else _whole(bias)
+    bias = None if bias is None else whole(bias)
 
     def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
         z = _Sizes(pair, sample, w_e, c_e, c_r)
@@ -209,7 +208,7 @@ def _fold_backward(
 
     pair, sample, w_e, w_r, c_e, c_r, keep = _laid_out(pair, sample, w_e, w_r, c_e, c_r, keep)
     above = unit_stride(above)
-    don, dproduct, denergy = (None if x is None else _whole(x) for x in (don, dproduct, denergy))
+    don, dproduct, denergy = (None if x is None else whole(x) for x in (don, dproduct, denergy))
 
     def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
         z = _Sizes(pair, sample, w_e, c_e, c_r)
@@ -376,14 +375,14 @@ def _gradients(
     return dpair, others[-1].transpose(1, 2) if by_sample else None, dw_e, dw_r, dc_e, dc_r, dbias, None, None
 
 
-def _no_second(ctx: Any, *above: Tensor) -> None:
+def no_second(ctx: Any, *above: Tensor) -> None:
     raise Unsupported(
         "fused Primal-Attention has no second derivatives; heedful.ops.primal.FUSED = frozenset() turns it off"
     )
 
 
 primal_fold.register_autograd(_gradients, setup_context=_keep)
-primal_fold_backward.register_autograd(_no_second)
+primal_fold_backward.register_autograd(no_second)
 
 
 class _Fold(torch.autograd.Function):
@@ -422,214 +421,3 @@ class Parts(NamedTuple):
     product: Tensor
     tokens: Tensor
     energy: Tensor
-
-
-def _loss_sizes(energy: Tensor) -> dict[str, Any]:
-    _, _, heads, rank = energy.shape
-    block = power_of_2(heads * rank)
-    return {
-        "SIZE": heads * rank, "BLOCK": block, "ROWS": max(1, 2048 // block), "HEADS": power_of_2(heads), "num_warps": 4,
-        **_launch(energy.device),
-    }  # fmt: skip
-
-
-def _penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> Sequence[Tensor]:
-    from heedful.ops.fused import prepared, primal
-
-    energy, lam, product, tokens = (_whole(x) for x in (energy, lam, product, tokens))
-    batch, _, heads, _ = energy.shape
-
-    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
-        found = launch.empty(), launch.empty()
-        launch(primal.penalty, (1,), energy, lam, product, tokens, *found, batch, heads, **_loss_sizes(energy))
-        return found
-
-    return prepared.again((energy, lam, product, tokens), ("penalty",), anew, device=energy.device)
-
-
-def _penalty_backward(
-    energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
-) -> Sequence[Tensor]:
-    from heedful.ops.fused import prepared, primal
-
-    given = tuple(_whole(x) for x in (energy, lam, product, tokens, count, above))
-    batch, _, heads, _ = energy.shape
-
-    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
-        found = launch.empty(*energy.shape), launch.empty(*lam.shape, dtype=lam.dtype), launch.empty(*product.shape)
-        launch(primal.penalty_backward, (1,), *given, *found, batch, heads, **_loss_sizes(energy))
-        return found
-
-    return prepared.again(given, ("penalty backward",), anew, device=energy.device)
-
-
-@torch.library.custom_op("heedful::primal_penalty", mutates_args=())
-def primal_penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of J^2, and of how many sequences, from energies `[B, 2, H, s]`, lambda `[H, s]`, traces `[H]`, lengths `[B]`."""
-    out, count = _penalty(energy, lam, product, tokens)
-    return out, count
-
-
-@primal_penalty.register_fake
-def _(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    return energy.new_empty(()), energy.new_empty(())
-
-
-@torch.library.custom_op("heedful::primal_penalty_backward", mutates_args=())
-def primal_penalty_backward(
-    energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of energies, lambda and traces."""
-    denergy, dlam, dproduct = _penalty_backward(energy, lam, product, tokens, count, above)
-    return denergy, dlam, dproduct
-
-
-@primal_penalty_backward.register_fake
-def _(
-    energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, count: Tensor, above: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return energy.new_empty(energy.shape), lam.new_empty(lam.shape), product.new_empty(product.shape)
-
-
-def _keep_loss(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _loss_gradients(ctx: Any, above: Maybe, _: Maybe = None) -> Any:
-    if above is None:
-        return None, None, None, None
-    given = *ctx.saved_tensors, above
-    run = (
-        _penalty_backward
-        if eager(*given) and not torch.is_grad_enabled()
-        else torch.ops.heedful.primal_penalty_backward
-    )
-    return *run(*given), None
-
-
-primal_penalty.register_autograd(_loss_gradients, setup_context=_keep_loss)
-primal_penalty_backward.register_autograd(_no_second)
-
-
-class _Penalty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        found = _penalty(*inputs)
-        _keep_loss(ctx, inputs, found)
-        return found[0]
-
-    backward = staticmethod(_loss_gradients)
-
-
-def penalty(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor) -> Tensor:
-    """`primal_penalty` by the shortest way."""
-    given = energy, lam, product, tokens
-    if not eager(*given):
-        return primal_penalty(*given)[0]
-    return _Penalty.apply(*given) if recorded(*given) else _penalty(*given)[0]
-
-
-def usable_means(x: Tensor, devices: frozenset[str]) -> bool:
-    """Whether the kernels take the means of segments of tokens `[B, n, d]`."""
-    return _AVAILABLE and able(x, devices)
-
-
-BLOCK, WIDE = 16, 128  # tokens and columns of a tile of means
-
-
-def _means(x: Tensor, rows: int) -> Tensor:
-    from heedful.ops.fused import prepared, primal
-
-    x = unit_stride(x)
-
-    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
-        batch, n, width = x.shape
-        out = launch.empty(batch, rows, width)
-        launch(
-            primal.means, (batch * rows, -(-width // WIDE)), x, out, n, rows, width, *x.stride()[:2],
-            BLOCK=BLOCK, COLS=WIDE, num_warps=4, **_launch(x.device),
-        )  # fmt: skip
-        return (out,)
-
-    return prepared.again((x,), ("means", rows), anew, device=x.device)[0]
-
-
-def _means_backward(above: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    from heedful.ops.fused import prepared, primal
-
-    above = unit_stride(above)
-
-    def anew(launch: prepared.Launcher) -> Sequence[Tensor]:
-        batch, rows, width = above.shape
-        dx = launch.empty(batch, n, width, dtype=dtype)
-        launch(
-            primal.means_backward, (batch * -(-n // BLOCK), -(-width // WIDE)),
-            above, dx, n, rows, width, -(-rows // n), *above.stride()[:2],
-            BLOCK=BLOCK, COLS=WIDE, num_warps=4, **_launch(above.device),
-        )  # fmt: skip
-        return (dx,)
-
-    return prepared.again((above,), ("means backward", n, dtype), anew, device=above.device)[0]
-
-
-@torch.library.custom_op("heedful::segment_means", mutates_args=())
-def segment_means(x: Tensor, rows: int) -> Tensor:
-    """The means of so many segments of tokens `[B, n, d]`, in float32: `[B, rows, d]`; see `heedful.ops.primal.sample`."""
-    return _means(x, rows)
-
-
-@segment_means.register_fake
-def _(x: Tensor, rows: int) -> Tensor:
-    return x.new_empty(x.shape[0], rows, x.shape[2], dtype=torch.float32)
-
-
-@torch.library.custom_op("heedful::segment_means_backward", mutates_args=())
-def segment_means_backward(above: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """The gradient of n tokens in their type."""
-    return _means_backward(above, n, dtype)
-
-
-@segment_means_backward.register_fake
-def _(above: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    return above.new_empty(above.shape[0], n, above.shape[2], dtype=dtype)
-
-
-def _keep_means(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, _ = inputs
-    ctx.tokens = x.shape[1], x.dtype
-
-
-def _means_gradient(ctx: Any, above: Tensor) -> tuple[Tensor, None]:
-    is_plain = eager(above) and not torch.is_grad_enabled()
-    return (_means_backward if is_plain else segment_means_backward)(above, *ctx.tokens), None
-
-
-def _keep_means_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    above, *_ = inputs
-    ctx.segments = above.shape[1], above.dtype
-
-
-def _means_second(ctx: Any, above: Tensor) -> tuple[Tensor, None, None]:
-    rows, dtype = ctx.segments
-    return segment_means(above, rows).to(dtype), None, None
-
-
-segment_means.register_autograd(_means_gradient, setup_context=_keep_means)
-segment_means_backward.register_autograd(_means_second, setup_context=_keep_means_backward)
-
-
-class _Means(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
-        _keep_means(ctx, (x, rows), x)
-        return _means(x, rows)
-
-    backward = staticmethod(_means_gradient)
-
-
-def means(x: Tensor, rows: int) -> Tensor:
-    """`segment_means` by the shortest way."""
-    if not eager(x):
-        return segment_means(x, rows)
-    return _Means.apply(x, rows) if recorded(x) else _means(x, rows)
