@@ -15,7 +15,6 @@ import argparse
 import json
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,7 +28,7 @@ from benchmarks import lengths, steps
 from benchmarks.bars import Bar
 from benchmarks.gpu import concluded, machine, prepare
 from benchmarks.lengths import BARRED, KERNELS, MORE, SPEED, TORCH, attention
-from benchmarks.steps import Steps
+from benchmarks.steps import Runner, Steps
 from benchmarks.timing import RESULTS, WrongResult, synchronize
 from heedful import FeatureMap, attend
 from heedful.nn import Attention, PrimalAttention
@@ -41,7 +40,9 @@ WAYS = {"without": 0, "with gradients": 1, "and backward": 1}
 # Tokens a second over those of torch's attention: compiled, and eager.
 COMPILED = {"Softmax": 0.99, "Sigmoid": 1.0, "ReluSquared": 1.0, "Gaussian": 0.97}
 EAGER = 0.97
+MODULE = "torch.nn.MultiheadAttention"
 CLOSE = 1e-2
+COMPARED = ("plain", "out", "dq", "dk", "dv")  # the result without and with gradients asked for, and gradients
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,14 @@ class Setting:
 QUICK = Setting(64, 2, (), 3, "cpu", Steps(64, (32,), 1, 32, 64, 3, 60.0, (), "cpu"))
 
 
-def check(setting: Setting) -> dict[str, float]:
-    """The largest relative error of results and gradients, each of the third call of a form with other numbers."""
+def check(setting: Setting) -> dict[str, dict[str, float]]:
+    """The largest relative errors of results and of each gradient, of the third call of a form with other numbers."""
     kind = torch.bfloat16 if setting.device == "cuda" else torch.float32
-    errors: dict[str, float] = {}
+    errors: dict[str, dict[str, float]] = {}
     # Heads apart and beside one another; lengths that blocks divide and others; so many pairs that `auto` takes the fused kernels.
-    shapes = ((16, 16, 193, 64), (16, 384, 16, 64), (8, 16, 256, 128))
+    shapes = ((16, 16, 193, 64), (16, 384, 16, 64), (8, 16, 256, 128), (2, 16, 1024, 64), (2, 1152, 16, 128))
     for name, kernel in (KERNELS | MORE).items():
+        errors[name] = {}
         for causal in (False, True):
             for shape in shapes if setting.device == "cuda" else shapes[:1]:
                 for _ in range(3):
@@ -72,11 +74,13 @@ def check(setting: Setting) -> dict[str, float]:
                     ours = _all(attention(name, causal), drawn)
                 wanted = [x.double() for x in drawn]
                 truth = _all(lambda *x, c=causal, k=kernel: attend(*x, is_causal=c, kernel=k, impl="reference"), wanted)
-                for a, b in zip(ours, truth, strict=True):
+                for what, a, b in zip(COMPARED, ours, truth, strict=True):
                     error = float((a.detach().double() - b.detach()).norm() / b.detach().norm())
-                    errors[name] = max(errors.get(name, 0.0), error)
-        if not errors[name] < CLOSE:
-            raise WrongResult(f"{name} has relative error {errors[name]:.2e}, allowed {CLOSE:.0e}")
+                    if not error < CLOSE:
+                        raise WrongResult(
+                            f"{name}, {shape}: {what} has relative error {error:.2e}, allowed {CLOSE:.0e}"
+                        )
+                    errors[name][what] = max(errors[name].get(what, 0.0), error)
     return errors
 
 
@@ -155,7 +159,7 @@ def layers(setting: Setting) -> list[dict[str, Any]]:
         return call
 
     calls = {
-        "torch.nn.MultiheadAttention": stepping(lambda: torchs(x, x, x, need_weights=False), [*torchs.parameters()]),
+        MODULE: stepping(lambda: torchs(x, x, x, need_weights=False), [*torchs.parameters()]),
         "nn.Attention": stepping(lambda: ours(x, x, x, need_weights=False), [*ours.parameters()]),
         "nn.PrimalAttention": stepping(lambda: primal(x), [p for p in primal.parameters() if p.requires_grad]),
         "linear attention (elu)": stepping(lambda: attend(*heads, kernel=FeatureMap("elu"), impl="linear"), heads),
@@ -173,7 +177,22 @@ def by_length(setting: Setting) -> list[dict[str, Any]]:
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:
-    return [*_host_bars(found["host"]), *_length_bars(found["lengths"]), *_step_bars(found["step"])]
+    errors = [
+        Bar(f"{name}, {what}", "largest relative error", CLOSE, at_least=False, value=round(error, 6))
+        for name, each in found["errors"].items()
+        for error, what in [max((error, what) for what, error in each.items())]
+    ]
+    timed = *_host_bars(found["host"]), *_length_bars(found["lengths"]), *_step_bars(found["step"])
+    return [*errors, *timed, *_layer_bars(found["layers"])]
+
+
+def _layer_bars(rows: list[dict[str, Any]]) -> list[Bar]:
+    taken = {row["layer"]: row["microseconds"] for row in rows}
+    return [
+        Bar(name, "us of host of a step over torch's", 1.0, at_least=False, value=round(each / taken[MODULE], 3))
+        for name, each in taken.items()
+        if name != MODULE
+    ]
 
 
 def _host_bars(rows: list[dict[str, Any]]) -> list[Bar]:
@@ -239,7 +258,9 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=("host", "layers", "lengths", "step"), help="these parts alone, kept nowhere"
     )
-    parser.add_argument("--seconds", type=float, default=Steps.seconds, help="begin no compiled step after so many")
+    parser.add_argument(
+        "--seconds", type=float, default=Steps.seconds, help="wait no longer than so many for compiled steps"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the raw figures go")
     asked = parser.parse_args(given)
     if not asked.quick and not torch.cuda.is_available():
@@ -250,13 +271,12 @@ def main(given: list[str] | None = None) -> int:
     parts: dict[str, Callable[[], Any]] = {
         "host": lambda: host(setting),
         "lengths": lambda: by_length(setting),
-        "step": lambda: steps.timed(setting.step),
+        "step": lambda: steps.timed(setting.step, compiled),
         "layers": lambda: layers(setting),
     }
     wanted = asked.only or list(parts)
     file = None if asked.quick or asked.only else asked.out / "launching.json"
-    if setting.device == "cuda":
-        compile_ahead(setting, "step" in wanted)
+    compiled = compile_ahead(setting, wanted) if setting.device == "cuda" else {}
     found: dict[str, Any] = {"errors": check(setting)} | {name: [] for name in parts}
     print("errors", found["errors"], file=sys.stderr, flush=True)
     for name, part in parts.items():
@@ -271,17 +291,17 @@ def main(given: list[str] | None = None) -> int:
     return concluded(result, [] if asked.quick else bars(found), file)
 
 
-def compile_ahead(setting: Setting, with_steps: bool) -> None:
+def compile_ahead(setting: Setting, wanted: Sequence[str]) -> dict[tuple[str, int, str], Runner]:
     """All that will be timed, in processes of their own: most of the time of a run would go into compiling."""
     begun = time.monotonic()
-    asked = lengths.cases(setting.tokens, setting.heads, setting.lengths)
-    threads = [threading.Thread(target=lengths.compile_ahead, args=(asked,))]
-    threads += [threading.Thread(target=steps.compile_ahead, args=(setting.step,))] if with_steps else []
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print(f"compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    compiled = steps.runners(setting.step) if "step" in wanted else {}
+    if "lengths" in wanted:
+        lengths.compile_ahead(lengths.cases(setting.tokens, setting.heads, setting.lengths))
+        print(f"kernels compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    for one in compiled.values():
+        one.wait(begun + setting.step.seconds - time.monotonic())
+    print(f"all compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return compiled
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
 from benchmarks.lengths import KERNELS, TORCH, attention
-from benchmarks.timing import interleaved, synchronize
+from benchmarks.timing import Timing, interleaved, synchronize
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,10 @@ class Steps:
     width: int = 768
     vocabulary: int = 50_304
     repeats: int = 11
-    seconds: float = 600.0  # in which compiled steps are begun
+    seconds: float = 600.0  # in which compiled steps are waited for
     compiled: tuple[str, ...] = (TORCH, "Softmax", "Sigmoid", "ReluSquared", "Gaussian")
     device: str = "cuda"
+    at_once: int = 6  # compiled steps that take memory at one time
 
     @property
     def ways(self) -> list[tuple[str, int, tuple[str, ...], str | None]]:
@@ -88,46 +89,99 @@ def stepping(setting: Steps, length: int, name: str, mode: str | None) -> Callab
     return step
 
 
-def compile_ahead(setting: Steps) -> None:
-    """Every compiled step once, several at a time in processes of their own: the compiler's cache then has them."""
-    jobs = [(setting, length, name, mode) for _, length, names, mode in setting.ways if mode for name in names]
-    with multiprocessing.get_context("spawn").Pool(6) as pool:
-        for fault in pool.imap_unordered(_compiled, jobs):
-            if fault:
-                print(fault, file=sys.stderr, flush=True)
+class Runner:
+    """A compiled step in a process of its own: several compile at a time, and each runs when it is asked to."""
+
+    def __init__(self, job: tuple[Steps, int, str, str], slots: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, slots, job), daemon=True)
+        self.process.start()
+        self.fault: str | None = "no time was left"
+
+    def wait(self, seconds: float) -> None:
+        """Until it is compiled, so long at most; `fault` says why it is not."""
+        if self.pipe.poll(max(0.0, seconds)):
+            self.fault = "its process ended"
+            with suppress(EOFError):
+                self.fault = self.pipe.recv()
+        if self.fault:
+            self.end()
+
+    def milliseconds(self) -> float:
+        """Of one of several steps."""
+        self.pipe.send(True)
+        return self.pipe.recv()
+
+    def end(self) -> None:
+        self.process.kill()
 
 
-def _compiled(job: tuple[Steps, int, str, str]) -> str | None:
+TURN = 3  # steps of one contestant before the next has its turn
+
+
+def _serve(pipe: Any, slots: Any, job: tuple[Steps, int, str, str]) -> None:
+    setting = job[0]
     try:
-        step = stepping(*job)
-        step()
-        step()
-    except Exception as fault:
-        return f"{job[1:]}: {type(fault).__name__}: {str(fault).splitlines()[0]}"
-    return None
-
-
-def timed(setting: Steps) -> list[dict[str, Any]]:
-    """Tokens a second. Compiled steps are begun while there is time, and who has none says so."""
-    rows: list[dict[str, Any]] = []
-    until = time.monotonic() + setting.seconds
-    for way, length, names, mode in setting.ways:
-        tokens = max(1, setting.tokens // length) * length
-        runs = {}
-        for name in names:
-            if mode and time.monotonic() > until:
-                rows.append({"contestant": name, "way": way, "length": length, "skipped": "no time was left"})
-                continue
-            if mode:
-                torch._dynamo.reset()
-            runs[name] = stepping(setting, length, name, mode)
+        with slots:  # of memory
+            step = stepping(*job)
             for _ in range(3):
-                runs[name]()
+                step()
+            _release(setting.device)
+    except Exception as fault:
+        pipe.send(f"{type(fault).__name__}: {str(fault).splitlines()[0]}")
+        return
+    pipe.send(None)
+    while pipe.recv():
+        step()
+        step()
+        pipe.send(interleaved({"": lambda: [step() for _ in range(TURN)]}, 2, setting.device)[""].median / TURN)
+        _release(setting.device)
+
+
+def _release(device: str) -> None:
+    synchronize(device)
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def runners(setting: Steps) -> dict[tuple[str, int, str], Runner]:
+    """All compiled steps, begun at once."""
+    slots = multiprocessing.get_context("spawn").Semaphore(setting.at_once)
+    ways = [(way, length, names, mode) for way, length, names, mode in setting.ways if mode]
+    return {(way, n, name): Runner((setting, n, name, mode), slots) for way, n, names, mode in ways for name in names}
+
+
+def timed(setting: Steps, compiled: dict[tuple[str, int, str], Runner]) -> list[dict[str, Any]]:
+    """Tokens a second, contestants in turn. A compiled step that was not ready in time says so."""
+    rows: list[dict[str, Any]] = []
+    for way, length, names, mode in setting.ways:
+        if mode is None:
+            runs = {name: stepping(setting, length, name, None) for name in names}
+            for run in runs.values():
+                for _ in range(3):
+                    run()
             synchronize(setting.device)
-        for name, found in (interleaved(runs, setting.repeats, setting.device) if runs else {}).items():
-            rate = round(1e3 * tokens / found.median)
+            found = interleaved(runs, setting.repeats, setting.device)
+            _release(setting.device)
+        else:
+            mine = {name: compiled[way, length, name] for name in names}
+            ready = {name: one for name, one in mine.items() if not one.fault}
+            times: dict[str, list[float]] = {name: [] for name in ready}
+            for _ in range(setting.repeats):
+                for name, one in ready.items():
+                    times[name].append(one.milliseconds())
+            found = {name: Timing.of(each, TURN) for name, each in times.items()}
+            for name, one in mine.items():
+                one.end()
+                if name not in ready:
+                    rows.append({"contestant": name, "way": way, "length": length, "skipped": one.fault})
+                    print(rows[-1], file=sys.stderr, flush=True)
+        tokens = max(1, setting.tokens // length) * length
+        for name, timing in found.items():
+            rate = round(1e3 * tokens / timing.median)
             rows.append(
-                {"contestant": name, "way": way, "length": length, "milliseconds": asdict(found), "tokens/s": rate}
+                {"contestant": name, "way": way, "length": length, "milliseconds": asdict(timing), "tokens/s": rate}
             )
             print(rows[-1], file=sys.stderr, flush=True)
     return rows

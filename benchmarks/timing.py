@@ -65,6 +65,11 @@ class Timing:
     repeats: int
     calls: int
 
+    @classmethod
+    def of(cls, times: list[float], calls: int) -> Timing:
+        low, _, high = statistics.quantiles(times, n=4)
+        return cls(statistics.median(times), low, high, len(times), calls)
+
 
 class WrongResult(Exception):
     """A contestant that computes something else has no speed."""
@@ -122,8 +127,7 @@ def interleaved(runs: dict[str, Run], repeats: int, device: str = "cpu", least: 
     timings = {}
     for name, pairs in marks.items():
         times = [_between(*pair) / calls[name] for pair in pairs]
-        low, _, high = statistics.quantiles(times, n=4)
-        timings[name] = Timing(statistics.median(times), low, high, len(times), calls[name])
+        timings[name] = Timing.of(times, calls[name])
     return timings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from benchmarks import (  # noqa: E402
     pages,
     search,
     series,
+    steps,
     times,
     timing,
 )
@@ -324,7 +326,8 @@ def launched():
     ]  # fmt: skip
     host = [{"contestant": name, "causal": causal, "shape": [2, 4, 1024, 64]} | dict.fromkeys(launching.WAYS, 50.0) for causal in (False, True) for name in ("torch", "Softmax", "Sigmoid")]  # fmt: skip
     step = [{"contestant": name, "way": "compiled", "length": 1024, "tokens/s": 1000 * share} for name, share in (("torch", 400), ("Sigmoid", 408))]  # fmt: skip
-    found = {"host": host, "layers": [{"layer": "nn.Attention", "microseconds": 700.0}], "lengths": rows, "step": [*step, {"contestant": "Gaussian", "way": "compiled", "length": 1024, "skipped": "no time was left"}]}  # fmt: skip
+    layers = [{"layer": name, "microseconds": 700.0} for name in (launching.MODULE, "nn.Attention")]
+    found = {"errors": {"Sigmoid": {"out": 2e-3}}, "host": host, "layers": layers, "lengths": rows, "step": [*step, {"contestant": "Gaussian", "way": "compiled", "length": 1024, "skipped": "no time was left"}]}  # fmt: skip
     judged = [asdict(bar) | {"verdict": bar.verdict} for bar in launching.bars(found)]
     machine = {
         "device": "a GPU",
@@ -509,12 +512,13 @@ def test_bars_of_flow():
 def test_launching_is_compared_before_it_is_timed(monkeypatch, capsys):
     assert launching.main(["--quick"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert max(told["errors"].values()) < 1e-5
+    assert set(told["errors"]["Gaussian"]) == {"plain", "out", "dq", "dk", "dv"}
+    assert max(error for each in told["errors"].values() for error in each.values()) < 1e-5
     assert {row["contestant"] for row in told["step"]} == {"torch", "Sigmoid"}
     assert all(row[way] > 0 for row in told["host"] for way in launching.WAYS)
     right = lengths.attend
     monkeypatch.setattr(lengths, "attend", lambda *given, **more: right(*given, **more) * 1.1)
-    with pytest.raises(timing.WrongResult, match="Softmax has relative error"):
+    with pytest.raises(timing.WrongResult, match="plain has relative error"):
         launching.check(launching.QUICK)
 
 
@@ -523,13 +527,29 @@ def test_bars_of_launching():
         rows = [{"contestant": name, "causal": False} | dict.fromkeys(launching.WAYS, host) for name in ("torch", "Softmax", "Sigmoid")]  # fmt: skip
         speeds = [{"contestant": name, "shape": [1, 1, length, 64], "causal": False, "mask": "", "forward": {}, "TFLOP/s": {"forward": 500 * share, "backward": 400 * share}} for length in (256, 512, 1024) for name, share in (("torch", 1), ("Sigmoid", rate if length == 512 else 1.1 if length > 512 else 0.1))]  # fmt: skip
         steps = [{"contestant": name, "way": way, "length": 8, "tokens/s": 100 * share} for way in ("eager", "compiled") for name, share in (("torch", 1), ("Sigmoid", rate))]  # fmt: skip
-        return {"host": rows, "lengths": speeds, "step": steps}
+        layers = [{"layer": name, "microseconds": 1000 * (1 if name == launching.MODULE else 1 / rate)} for name in (launching.MODULE, "nn.Attention")]  # fmt: skip
+        errors = {"Sigmoid": {"out": 2e-3, "dq": 3e-3}}
+        return {"errors": errors, "host": rows, "lengths": speeds, "step": steps, "layers": layers}
 
     assert {bar.verdict for bar in launching.bars(found(50, 1.0))} == {"met"}
     missed = [bar.what for bar in launching.bars(found(120, 0.9)) if bar.verdict == "MISSED"]
     host = ["us of host, without", "us of host, with gradients", "us of host, and backward"]
     speed = ["forward: least speed / cuDNN", "backward: least speed / cuDNN"]
-    assert missed == [*host, *speed, *["tokens/s over torch's"] * 2]
+    assert missed == [*host, *speed, *["tokens/s over torch's"] * 2, "us of host of a step over torch's"]
+
+
+def test_steps_in_processes_of_their_own():
+    setting = steps.Steps(32, (16,), 1, 16, 32, 2, 60.0, (), "cpu")
+    right, wrong = (steps.Runner((setting, 16, name, None), nullcontext()) for name in ("torch", "nobody"))
+    for one in (right, wrong):
+        one.wait(120.0)
+    assert right.fault is None
+    assert right.milliseconds() > 0
+    assert wrong.fault == "KeyError: 'nobody'"
+    right.end()
+    late = steps.Runner((setting, 16, "torch", None), nullcontext())
+    late.wait(0.0)
+    assert late.fault == "no time was left"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no CUDA device")
