@@ -1,5 +1,7 @@
 """The contract suite on a CUDA device, and what only a device can show."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -231,19 +233,91 @@ def test_addresses_beyond_31_bits():
             assert relative_error(out[at], wanted) < 1e-2
 
 
+@pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("kernel", [Sigmoid(), ReluSquared(), Gaussian(normalize=False)], ids=repr)
-def test_fused_kernels_take_next_to_no_memory(kernel):
+def test_fused_kernels_take_next_to_no_memory(kernel, is_deterministic):
+    """Beside inputs, result and gradients: float32 sums of gradients of queries, where these are added up in any order, and nothing else."""
     leaves = [torch.randn(2, 16, 8192, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     above = torch.randn_like(leaves[0])
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    out = attend(*leaves, kernel=kernel, impl="triton")
-    out.backward(above)
+    with deterministic(is_deterministic):
+        out = attend(*leaves, kernel=kernel, impl="triton")
+        out.backward(above)
     extra = torch.cuda.max_memory_allocated() - before
     own = sum(x.numel() * x.element_size() for x in (out, *(x.grad for x in leaves)))
     inputs = sum(x.numel() * x.element_size() for x in (*leaves, above))
-    assert extra - own < 0.05 * (own + inputs)
+    sums = 0 if is_deterministic else 4 * leaves[0].numel()
+    assert extra - own - sums < 0.05 * (own + inputs)
+
+
+@contextmanager
+def deterministic(on):
+    torch.use_deterministic_algorithms(on)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+WHOLE = [Sigmoid(), Sigmoid(bias=-12.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)]
+
+
+@pytest.mark.parametrize("length", [512, 1152])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kernel", WHOLE, ids=repr)
+def test_gradients_of_many_tiles(kernel, is_causal, size, length):
+    """Each call again: results that differ by more than rounding would be a race. In torch's deterministic mode they do not differ at all."""
+    x = [torch.randn(4, length, 16, size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)]
+    leaves = [one.requires_grad_() for one in x[:3]]
+    truths = [one.detach().double().requires_grad_() for one in leaves]
+    wanted = attend(*truths, is_causal=is_causal, kernel=kernel, impl="reference")
+    truth = torch.autograd.grad(wanted, truths, x[3].double())
+
+    def gradients():
+        return torch.autograd.grad(attend(*leaves, is_causal=is_causal, kernel=kernel), leaves, x[3])
+
+    for _ in range(5):
+        for one, other in zip(gradients(), truth, strict=True):
+            assert relative_error(one, other) < 4e-3
+    with deterministic(True):
+        first, again = gradients(), gradients()
+    assert all(map(torch.equal, first, again))
+    for one, other in zip(first, truth, strict=True):
+        assert relative_error(one, other) < 4e-3
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("kernel", WHOLE, ids=repr)
+def test_what_is_not_finite_reaches_the_gradients_it_is_part_of_alone(kernel, size):
+    """A query's own gradient and those of all keys; where rows share instructions, not those of other queries. Likewise a key."""
+    x = [torch.randn(4, 16, 512, size, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+    def gradients(*given):
+        leaves = [one.clone().requires_grad_() for one in given]
+        return torch.autograd.grad(attend(*leaves, kernel=kernel), leaves, x[3])
+
+    right = gradients(*x[:3])
+    query = x[0].clone()
+    query[1, 2, 77, 5] = float("nan")
+    dq, dk, dv = gradients(query, *x[1:3])
+    others = torch.arange(512, device="cuda") != 77
+    assert dq[1, 2, 77].isnan().all()
+    assert dk[1, 2].isnan().all()
+    assert dv[1, 2].isnan().all()
+    assert relative_error(dq[1, 2, others], right[0][1, 2, others].double()) < 4e-3
+    assert relative_error(dk[1, 3], right[1][1, 3].double()) < 4e-3
+    if isinstance(kernel, Gaussian) and kernel.normalize:
+        return  # every row's sum has every key in it
+    key = x[1].clone()
+    key[1, 2, 77, 5] = float("nan")
+    dq, dk, dv = gradients(x[0], key, x[2])
+    assert dq[1, 2].isnan().all()
+    assert dk[1, 2, 77].isnan().all()
+    assert relative_error(dv[1, 2, others], right[2][1, 2, others].double()) < 4e-3
+    assert relative_error(dk[1, 2, others], right[1][1, 2, others].double()) < 4e-3
 
 
 def test_fused_kernels_wait_for_nothing():
