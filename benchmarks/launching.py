@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -295,9 +296,14 @@ def compile_ahead(setting: Setting, wanted: Sequence[str]) -> dict[tuple[str, in
     """All that will be timed, in processes of their own: most of the time of a run would go into compiling."""
     begun = time.monotonic()
     compiled = steps.runners(setting.step) if "step" in wanted else {}
+    others = multiprocessing.get_context("spawn").Process(target=layers, args=(replace(setting, repeats=1),))
+    if "layers" in wanted:
+        others.start()
     if "lengths" in wanted:
         lengths.compile_ahead(lengths.cases(setting.tokens, setting.heads, setting.lengths))
         print(f"kernels compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    if "layers" in wanted:
+        others.join()
     for one in compiled.values():
         one.wait(begun + setting.step.seconds - time.monotonic())
     print(f"all compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)

@@ -107,11 +107,9 @@ def drawn(case: Case) -> tuple[list[Tensor], Tensor]:
 def compile_ahead(asked: list[Case]) -> None:
     """Every kernel once, many at a time in processes of their own: Triton's cache then has them."""
     forms = {(case.shape[3], case.is_causal, case.mask) for case in asked}
-    jobs = [
-        (Case((16, 16, 4096 if mask else 256, size), causal, mask), name)
-        for size, causal, mask in forms
-        for name in (KERNELS if mask else (*SPEED, LOW))
-    ]
+    shapes = [(Case((16, 16, 4096 if mask else 256, size), causal, mask), mask) for size, causal, mask in forms]
+    shapes += [(Case((16, 16, 193, 64), causal), "") for causal in (False, True)]  # compared before anything is timed
+    jobs = [(case, name) for case, mask in shapes for name in (KERNELS if mask else (*SPEED, LOW))]
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         for fault in pool.imap_unordered(_compiled, jobs):
             if fault:

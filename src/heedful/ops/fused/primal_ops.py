@@ -404,9 +404,9 @@ def fold(*inputs: Any) -> tuple[Tensor, Parts | None]:
     """`primal_fold` by the shortest way: the operator where torch traces or looks on, plain launches elsewhere."""
     *tensors, parts = inputs
     if not eager(*tensors):
-        out, *rest = primal_fold(*inputs)
-        rest[2] = rest[2].detach()
-    elif recorded(*tensors):
+        out, on, product, tokens, energy = primal_fold(*inputs)
+        return out, Parts(on, product, tokens.detach(), energy) if parts else None
+    if recorded(*tensors):
         found = _Fold.apply(*inputs)
         out, *rest = found if parts else (found,)
     else:
