@@ -51,7 +51,7 @@ class Setting:
     tokens: int = 16_384
     heads: int = 16
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
-    repeats: int = 11
+    repeats: int = 7
     device: str = "cuda"
     step: Steps = field(default_factory=Steps)
 
@@ -270,10 +270,10 @@ def main(given: list[str] | None = None) -> int:
     setting = QUICK if asked.quick else Setting(step=step)
     prepare(setting.device)
     parts: dict[str, Callable[[], Any]] = {
-        "host": lambda: host(setting),
-        "lengths": lambda: by_length(setting),
         "step": lambda: steps.timed(setting.step, compiled),
+        "host": lambda: host(setting),
         "layers": lambda: layers(setting),
+        "lengths": lambda: by_length(setting),
     }
     wanted = asked.only or list(parts)
     file = None if asked.quick or asked.only else asked.out / "launching.json"

@@ -24,11 +24,11 @@ class Steps:
     layers: int = 12
     width: int = 768
     vocabulary: int = 50_304
-    repeats: int = 11
+    repeats: int = 7
     seconds: float = 600.0  # in which compiled steps are waited for
     compiled: tuple[str, ...] = (TORCH, "Softmax", "Sigmoid", "ReluSquared", "Gaussian")
     device: str = "cuda"
-    at_once: int = 6  # compiled steps that take memory at one time
+    at_once: int = 7  # compiled steps that take memory at one time
 
     @property
     def ways(self) -> list[tuple[str, int, tuple[str, ...], str | None]]:
@@ -74,7 +74,8 @@ class Gpt(nn.Module):
 def stepping(setting: Steps, length: int, name: str, mode: str | None) -> Callable[[], Any]:
     """A training step; `mode` is that of `torch.compile`, None for eager."""
     torch.manual_seed(0)
-    model: Any = Gpt(setting, length, attention(name, True)).to(setting.device)
+    with torch.device(setting.device):
+        model: Any = Gpt(setting, length, attention(name, True))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=setting.device == "cuda")
     run = model if mode is None else torch.compile(model, fullgraph=True, mode=mode)
     ids = torch.randint(setting.vocabulary, (max(1, setting.tokens // length), length), device=setting.device)
@@ -97,6 +98,7 @@ class Runner:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, slots, job), daemon=True)
         self.process.start()
+        self.slots = slots  # gone with its last user here, before theirs has begun
         self.fault: str | None = "no time was left"
 
     def wait(self, seconds: float) -> None:

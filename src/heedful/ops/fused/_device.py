@@ -163,7 +163,7 @@ SETTINGS: dict[str, dict[str, tuple[Setting, Setting, Setting, Setting]]] = {
 }  # fmt: skip
 # Head sizes up to 32 without a mask, and above 128, whatever the kernel.
 NARROW = {"forward": Setting(64, 128, 3, 4), "rows": Setting(64, 64, 3, 4), "columns": Setting(64, 64, 3, 4, 128)}
-WIDE = {"forward": Setting(128, 64, 2, 8), "rows": Setting(128, 32, 2, 8), "columns": Setting(64, 32, 2, 4)}
+WIDE = {"forward": Setting(128, 64, 2, 8), "rows": Setting(128, 32, 2, 8), "columns": Setting(32, 64, 2, 8)}
 
 # What is tried last, where a chip has no room for what was measured.
 SMALL = (Setting(32, 32, 1, 4), Setting(16, 16, 1, 4))
