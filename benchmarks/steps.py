@@ -111,9 +111,12 @@ class Runner:
             self.end()
 
     def milliseconds(self) -> float:
-        """Of one of several steps."""
-        self.pipe.send(True)
-        return self.pipe.recv()
+        """Of one of several steps; not a number where its process ended, as `fault` says then."""
+        with suppress(EOFError, OSError):
+            self.pipe.send(True)
+            return self.pipe.recv()
+        self.fault = "its process ended"
+        return float("nan")
 
     def end(self) -> None:
         self.process.kill()
@@ -172,11 +175,12 @@ def timed(setting: Steps, compiled: dict[tuple[str, int, str], Runner]) -> list[
             times: dict[str, list[float]] = {name: [] for name in ready}
             for _ in range(setting.repeats):
                 for name, one in ready.items():
-                    times[name].append(one.milliseconds())
-            found = {name: Timing.of(each, TURN) for name, each in times.items()}
+                    if not one.fault:
+                        times[name].append(one.milliseconds())
+            found = {name: Timing.of(each, TURN) for name, each in times.items() if not mine[name].fault}
             for name, one in mine.items():
                 one.end()
-                if name not in ready:
+                if one.fault:
                     rows.append({"contestant": name, "way": way, "length": length, "skipped": one.fault})
                     print(rows[-1], file=sys.stderr, flush=True)
         tokens = max(1, setting.tokens // length) * length

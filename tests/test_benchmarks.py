@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -540,14 +540,17 @@ def test_bars_of_launching():
 
 def test_steps_in_processes_of_their_own():
     setting = steps.Steps(32, (16,), 1, 16, 32, 2, 60.0, (), "cpu")
-    right, wrong = (steps.Runner((setting, 16, name, None), nullcontext()) for name in ("torch", "nobody"))
+    context = multiprocessing.get_context("spawn")
+    right, wrong = (steps.Runner((setting, 16, name, None), context.Semaphore(1)) for name in ("torch", "nobody"))
     for one in (right, wrong):
         one.wait(120.0)
     assert right.fault is None
     assert right.milliseconds() > 0
     assert wrong.fault == "KeyError: 'nobody'"
     right.end()
-    late = steps.Runner((setting, 16, "torch", None), nullcontext())
+    assert math.isnan(right.milliseconds())
+    assert right.fault == "its process ended"
+    late = steps.Runner((setting, 16, "torch", None), context.Semaphore(1))
     late.wait(0.0)
     assert late.fault == "no time was left"
 
