@@ -172,9 +172,13 @@ def layers(setting: Setting) -> list[dict[str, Any]]:
     return [{"layer": name, "microseconds": round(statistics.median(each[1:]), 1)} for name, each in taken.items()]
 
 
-def by_length(setting: Setting) -> list[dict[str, Any]]:
+def by_length(setting: Setting, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """What was found so far is kept after every case."""
     asked = lengths.cases(setting.tokens, setting.heads, setting.lengths) if setting.device == "cuda" else []
-    return lengths.timed(asked, setting.repeats)
+    rows: list[dict[str, Any]] = []
+    for _ in lengths.timed(asked, setting.repeats, rows):
+        keep(rows)
+    return rows
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:
@@ -273,10 +277,18 @@ def main(given: list[str] | None = None) -> int:
         "step": lambda: steps.timed(setting.step, compiled),
         "host": lambda: host(setting),
         "layers": lambda: layers(setting),
-        "lengths": lambda: by_length(setting),
+        "lengths": lambda: by_length(setting, lambda rows: keep({"lengths": rows})),
     }
     wanted = asked.only or list(parts)
     file = None if asked.quick or asked.only else asked.out / "launching.json"
+
+    def keep(more: dict[str, Any]) -> None:
+        """A run that is cut short leaves what it has."""
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            told = {"machine": machine(setting.device), "setting": asdict(setting), **found, **more}
+            file.write_text(json.dumps(told) + "\n")
+
     compiled = compile_ahead(setting, wanted) if setting.device == "cuda" else {}
     found: dict[str, Any] = {"errors": check(setting)} | {name: [] for name in parts}
     print("errors", found["errors"], file=sys.stderr, flush=True)
@@ -285,9 +297,7 @@ def main(given: list[str] | None = None) -> int:
         if name in wanted:
             found[name] = part()
             print(f"{name} in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-        if file is not None:  # a run that is cut short leaves what it has
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"setting": asdict(setting), **found}) + "\n")
+        keep({})
     result = {"machine": machine(setting.device), "setting": asdict(setting), **found}
     return concluded(result, [] if asked.quick else bars(found), file)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,9 +127,8 @@ def _compiled(job: tuple[Case, str]) -> str | None:
     return None
 
 
-def timed(asked: list[Case], repeats: int) -> list[dict[str, Any]]:
-    """Milliseconds of forward passes, called one by one and replayed as a CUDA graph, and of backward passes as a graph."""
-    rows = []
+def timed(asked: list[Case], repeats: int, rows: list[dict[str, Any]]) -> Iterator[None]:
+    """Adds milliseconds of forward passes, called one by one and replayed as a CUDA graph, and of backward passes as a graph; a case at a time."""
     for case in asked:
         x, above = drawn(case)
         called, forward, both, failed = {}, {}, {}, {}
@@ -168,7 +167,7 @@ def timed(asked: list[Case], repeats: int) -> list[dict[str, Any]]:
             f"{r['contestant']} {r['TFLOP/s']}" for r in rows[-len(both) - len(failed) :] if "forward" in r
         )
         print(case, said, *failed.items(), file=sys.stderr, flush=True)
-    return rows
+        yield
 
 
 def _without(run: Callable[..., Tensor], x: list[Tensor]) -> Tensor:

@@ -52,27 +52,29 @@ def ratios(result: dict[str, Any], name: str, size: int, causal: bool, way: str)
 
 
 def _sentence(result: dict[str, Any]) -> str:
-    def spread(way: str) -> str:
+    def spread(names: tuple[str, ...], way: str) -> str:
         found = [
-            (ratio, length)
-            for name in SPEED
+            ratio
+            for name in names
             for size in (64, 128)
             for causal in (False, True)
             for length, ratio in ratios(result, name, size, causal, way).items()
-            if length in BARRED
+            if length in BARRED and length >= LONG
         ]
-        later = [ratio for ratio, length in found if length >= LONG]
-        every = [ratio for ratio, _ in found]
-        return f"{way} at {min(every):.2f} to {max(every):.2f} ({min(later):.2f} to {max(later):.2f} from {LONG:,} tokens on)" if later else ""  # fmt: skip
+        return f"{way} at {min(found):.2f} to {max(found):.2f}" if found else ""
+
+    def told_of(*names: str) -> str:
+        return " and ".join(filter(None, (spread(names, way) for way in DIRECTIONS)))
 
     steps = {(r["way"], r["length"], r["contestant"]): r["tokens/s"] for r in result["step"] if "tokens/s" in r}
     compiled = [
         rate / steps[way, n, TORCH] for (way, n, who), rate in steps.items() if way == "compiled" and who in SPEED
     ]
     told = f", and a compiled training step of GPT-2-small at {min(compiled):.2f} to {max(compiled):.2f} times the speed of one with torch's attention" if compiled else ""  # fmt: skip
+    lacks = "; some of these have no figure, see below" if any(bar["value"] is None for bar in result["bars"]) else ""
     return (
-        f"**On a GPU, sigmoid, squared-ReLU and Gaussian attention run {' and '.join(filter(None, map(spread, DIRECTIONS)))} times the speed of cuDNN's softmax "
-        f"attention (512 to 32,768 tokens, head sizes 64 and 128, causal and not{'; some of these have no figure, see below' if result.get('note') else ''}){told}.**"
+        f"**On a GPU, from {LONG:,} to 32,768 tokens, sigmoid and squared-ReLU attention run {told_of('Sigmoid', 'ReluSquared')} times the speed of cuDNN's softmax attention, "
+        f"Gaussian attention {told_of('Gaussian raw', 'Gaussian')} times (head sizes 64 and 128, causal and not{lacks}){told}.**"
     )
 
 

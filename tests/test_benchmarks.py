@@ -344,7 +344,8 @@ def test_the_page_begins_with_one_sentence(tmp_path):
     (tmp_path / "launching.json").write_text(json.dumps(launched()))
     text = pages.page(tmp_path)
     first = text.splitlines()[2]
-    assert "forward at 0.90 to 1.20 (0.90 to 1.20 from 1,024 tokens on) and backward at 0.90 to 1.20" in first
+    assert "squared-ReLU attention run forward at 1.20 to 1.20 and backward at 1.20 to 1.20 times" in first
+    assert "Gaussian attention forward at 0.90 to 1.20 and backward at 0.90 to 1.20 times" in first
     assert "GPT-2-small at 1.02 to 1.02 times" in first
     assert "changed after this run" in text
     assert "| 2x4x512x64 | 500 / 400 | 1.20 / 1.20 | 1.20 / 1.20 | 1.20 / 1.20 | 0.90 / 0.90 | 1.10 / 1.10 |" in text
