@@ -25,6 +25,7 @@ def section(result: dict[str, Any], picture: str) -> list[str]:
         "",
         *([f"**{result['note']}**", ""] if result.get("note") else []),
         *(["**The fused kernels changed after this run.**", ""] if stale else []),
+        *_instead(result),
         *_ratios(result),
         *_others(result),
         *_host(result),
@@ -76,6 +77,31 @@ def _sentence(result: dict[str, Any]) -> str:
         f"**On a GPU, from {LONG:,} to 32,768 tokens, sigmoid and squared-ReLU attention run {told_of('Sigmoid', 'ReluSquared')} times the speed of cuDNN's softmax attention, "
         f"Gaussian attention {told_of('Gaussian raw', 'Gaussian')} times (head sizes 64 and 128, causal and not{lacks}){told}.**"
     )
+
+
+def _instead(result: dict[str, Any]) -> list[str]:
+    """When torch's own attention is the better choice, by the same figures."""
+    short = [
+        ratio
+        for name in ("Gaussian raw", "Gaussian")
+        for size in (64, 128)
+        for causal in (False, True)
+        for length, ratio in ratios(result, name, size, causal, "forward").items()
+        if length < LONG
+    ]
+    rates = {(r["length"], r["contestant"]): r["tokens/s"] for r in result["step"] if r["way"] == "compiled" and "tokens/s" in r}  # fmt: skip
+    softmax = [rate / rates[n, TORCH] for (n, who), rate in rates.items() if who == "Softmax"]
+    told = []
+    if softmax:
+        told.append(
+            f"A compiled causal model with plain softmax runs at {min(softmax):.2f} to {max(softmax):.2f} of the speed through `attend(kernel=Softmax())`, which keeps numbers that are not finite from reaching queries "
+            "that do not see them: call `scaled_dot_product_attention` itself where that does not matter."
+        )
+    if short:
+        told.append(
+            f"Below {LONG:,} tokens Gaussian attention runs forward at {min(short):.2f} to {max(short):.2f} times the speed of cuDNN's softmax attention: take it there for what it computes, not for speed."
+        )
+    return ["### When to take torch's own", "", " ".join(told), ""] if told else []
 
 
 def _ratios(result: dict[str, Any]) -> list[str]:

@@ -347,6 +347,8 @@ def test_the_page_begins_with_one_sentence(tmp_path):
     assert "squared-ReLU attention run forward at 1.20 to 1.20 and backward at 1.20 to 1.20 times" in first
     assert "Gaussian attention forward at 0.90 to 1.20 and backward at 0.90 to 1.20 times" in first
     assert "GPT-2-small at 1.02 to 1.02 times" in first
+    assert "Below 1,024 tokens Gaussian attention runs forward at 0.90 to 1.20 times" in text
+    assert "with plain softmax runs" not in text  # it was not timed
     assert "changed after this run" in text
     assert "| 2x4x512x64 | 500 / 400 | 1.20 / 1.20 | 1.20 / 1.20 | 1.20 / 1.20 | 0.90 / 0.90 | 1.10 / 1.10 |" in text
     assert "| Sigmoid | 408 (1.020) |" in text
