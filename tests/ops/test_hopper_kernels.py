@@ -1,0 +1,197 @@
+"""The kernels for Hopper on a chip played by torch (`chip.py`), beside formulas in float64."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
+
+import chip as played
+from heedful.ops.fused import hopper, hopper_backward, launch, prepared
+from heedful.ops.fused._device import Chip
+from interpreted import needs_interpreter
+
+pytestmark = needs_interpreter
+H, N = 6, 384
+EXP = {"activation": "exp", "distance": True}
+KERNELS = {
+    "sigmoid": {"activation": "sigmoid", "beta": -1.0},
+    "tanh": {"activation": "tanh", "beta": -2.0},
+    "relu squared": {"activation": "relu_squared"},
+    "gaussian raw": EXP,
+    "gaussian": EXP | {"division": 1},
+}
+FUNCTIONS = {
+    "exp": torch.exp, "sigmoid": torch.sigmoid, "tanh": torch.sigmoid, "relu_squared": lambda t: t.relu().square()
+}  # fmt: skip
+every_form = pytest.mark.parametrize(("size", "causal"), [(64, False), (64, True), (128, False), (128, True)])
+
+
+@pytest.fixture(autouse=True)
+def chip(monkeypatch, unwritten_is_nan):
+    """Problems in bfloat16 on a CPU take the kernels for Hopper; what these leave is noted, not computed."""
+    notes = SimpleNamespace(seed=0, left=[])
+
+    def run(self, kernel, grid, *args, **options):
+        self.whole = False
+        if hasattr(kernel, "is_gluon"):
+            return played.launch(kernel, grid, *args, seed=notes.seed)
+        return kernel[grid](*args, **options)
+
+    monkeypatch.setattr(prepared.Recorder, "launch", run)
+    monkeypatch.setattr(hopper, "is_cuda", lambda x: True)
+    for module in (hopper, hopper_backward, launch):
+        monkeypatch.setattr(module, "chip", lambda device: Chip(9, 16, 2**17))
+    monkeypatch.setattr(launch, "_hopper", lambda problem: None if hopper.refuse(problem) else hopper.forward)
+    monkeypatch.setattr(
+        launch, "row_dot", lambda x, y, factor, recorder: recorder.made(factor * (x.float() * y.float()).sum(-1))
+    )
+    monkeypatch.setattr(launch, "_left", lambda recorder, kernel, args, *rest: notes.left.append(args[-1]))
+    return notes
+
+
+def problem(kernel, size, causal, key_heads=H, batch=1):
+    settings = {"low": None, "high": 0 if causal else None, "degree": 1, "division": 0, "distance": False}
+    settings |= KERNELS[kernel]
+    beta = settings.pop("beta", None)
+    query, key, value = (vectors(heads, size, batch) for heads in (H, key_heads, key_heads))
+    alpha = torch.linspace(0.5, 1.0, H) / math.sqrt(size)
+    beta = None if beta is None else beta + torch.linspace(0.0, 1.0, H)
+    return launch.Problem(query, key, value, alpha, beta, *(None,) * 8, block_size=[1, 1], **settings)
+
+
+def vectors(heads, size, batch=1):
+    """Heads beside one another, as a projection leaves them."""
+    return torch.randn(batch, N, heads, size).bfloat16().transpose(1, 2)
+
+
+def formula(problem, query, key, value):
+    """What the operator is to compute, of vectors in float64."""
+    key, value = (x.repeat_interleave(H // x.shape[1], 1) for x in (key, value))
+    alpha = problem.alpha.double()[:, None, None]
+    t = alpha * (query @ key.mT)
+    if problem.distance:
+        t = t - alpha / 2 * (query.square().sum(-1)[..., :, None] + key.square().sum(-1)[..., None, :])
+    if problem.beta is not None:
+        t = t + problem.beta.double()[:, None, None]
+    p = FUNCTIONS[problem.activation](t)
+    if problem.high is not None:
+        p = p * torch.ones(N, N).tril()
+    return (p / p.sum(-1, keepdim=True) if problem.division else p) @ value
+
+
+def doubled(problem):
+    return [x.double().requires_grad_() for x in problem[:3]]
+
+
+def assert_near(found, wanted):
+    """As near as numbers of 8 bits can be."""
+    error = (found.double() - wanted).norm() / wanted.norm()
+    assert error < 4e-3, error
+
+
+@every_form
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_forward(kernel, size, causal, chip):
+    given = problem(kernel, size, causal, key_heads=2 if size == 64 else H)
+    out, stat = launch.forward(given)
+    assert hopper.refuse(given) is None
+    assert_near(out, formula(given, *doubled(given)))
+    assert all(bool(marks.isfinite().all()) for marks in (stat, *chip.left))
+
+
+@every_form
+@pytest.mark.parametrize("kernel", ["sigmoid", "relu squared", "gaussian raw", "gaussian"])
+def test_backward(kernel, size, causal, chip):
+    given = problem(kernel, size, causal)
+    leaves = doubled(given)
+    out = formula(given, *leaves)
+    above = vectors(H, size)
+    wanted = torch.autograd.grad(out, leaves, above.double())
+    found = launch.backward(given, *launch.forward(given), above, (False,) * 5)
+    for one, other in zip(found[:3], wanted, strict=True):
+        assert_near(one, other)
+    assert not any(bool(marks.any()) for marks in chip.left if marks.dtype == torch.int32)
+
+
+def test_the_order_of_warps_changes_no_bit(chip):
+    given = problem("gaussian", 64, causal=True, batch=2)  # some programs have two tiles
+    found = []
+    for chip.seed in range(3):
+        out, stat = launch.forward(given)
+        gradients = launch.backward(given, out, stat, out, (False,) * 5)
+        found.append((out, stat, gradients.key, gradients.value))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_causality_hides(kernel, garbage, chip):
+    """A row is as if there was nothing behind it, or is left to the kernel behind, which is told so."""
+    given = problem(kernel, 64, causal=True)
+    clean, _ = launch.forward(given)
+    at = 300
+    for x in (given.key, given.value):
+        x[:, ::2, at] = garbage
+    chip.left.clear()
+    out, _ = launch.forward(given)
+    same = (out == clean).all(-1)
+    assert bool((same | chip.left[0].isnan())[:, :, :at].all())
+    assert bool(same[:, 1::2].all())
+    assert bool(same[:, :, :192].all())  # rows of other tiles
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+@pytest.mark.parametrize("kernel", ["sigmoid", "gaussian raw", "gaussian"])
+def test_gradients_that_causality_hides(kernel, garbage, chip):
+    """The same of gradients: of queries before what is not finite, and of keys that only these see."""
+    given = problem(kernel, 64, causal=True)
+    above = vectors(H, 64)
+    clean = launch.backward(given, *launch.forward(given), above, (False,) * 5)
+    at = 300
+    for x in (given.query, given.key, given.value):
+        x[:, ::2, at] = garbage
+    above[:, ::2, at] = garbage
+    forward = launch.forward(given)
+    forward[0][:, ::2, at:] = torch.nan  # as the kernel behind gives it
+    chip.left.clear()
+    found = launch.backward(given, *forward, above, (False,) * 5)
+    for name, marks in zip(("query", "key"), chip.left, strict=True):
+        one, other = getattr(found, name).float(), getattr(clean, name).float()
+        near = ((one - other).abs() < 0.1).all(-1)
+        marked = marks.view(1, H, N // 64).repeat_interleave(64, -1).bool()
+        assert bool(near[:, 1::2].all())
+        if name == "query":
+            assert bool((near | marked)[:, :, :at].all())
+            assert bool(near[:, :, :192].all())
+        assert bool((one.isfinite().all(-1) | marked).all())
+
+
+def test_small_coefficients_are_left():
+    given = problem("tanh", 64, causal=False)
+    given = given._replace(beta=torch.full((H,), -20.0))
+    out, mark = torch.empty_like(given.query), torch.empty(1, H, N)
+    hopper.forward(given, out, mark, None, played.launch)
+    assert bool(mark.isnan().all())
+
+
+DEFECTS = {
+    "without a fence": {"hopper": SimpleNamespace(fence_async_shared=lambda: None)},
+    "that nobody waits for": {"warpgroup_mma_wait": lambda pending, deps: deps if len(deps) > 1 else deps[0]},
+    "can go on": {"fetch": lambda *args: None},
+    "written over": {"mbarrier": type("hasty", (played.mbarrier,), {"wait": staticmethod(lambda at, parity: played.LOCAL.warps.pause(played.always))})},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_the_chip_finds(defect, monkeypatch):
+    names = dict(played.named("_hopper"))
+    played.named("_hopper").update(DEFECTS[defect])
+    try:
+        with pytest.raises((AssertionError, RuntimeError), match=defect):
+            launch.forward(problem("sigmoid", 64, causal=False))
+    finally:
+        played.named("_hopper").update(names)
