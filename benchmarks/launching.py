@@ -6,7 +6,8 @@ backward passes at 256 to 65,536 tokens, head sizes 32 to 256, causal and under 
 does not count, and forward passes called one by one. `step`: tokens a second of a training step of GPT-2-small (12 layers, 12 heads of 64,
 causal, autocast to bfloat16, AdamW), eager and compiled, at 1,024 and 4,096 tokens. Results and gradients, also of calls that take the short
 way, are compared with float64 before anything is timed.
-The raw figures are printed as JSON and go to `benchmarks/results/launching.json`; the exit code is 1 where a bar is missed.
+The raw figures are printed as JSON and go to `benchmarks/results/launching.json`, from case to case; `--resume` goes on behind the last one.
+The exit code is 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from benchmarks import lengths, steps
 from benchmarks.bars import Bar
 from benchmarks.gpu import concluded, machine, prepare
-from benchmarks.lengths import BARRED, KERNELS, MORE, SPEED, TORCH, attention
+from benchmarks.lengths import BARRED, KERNELS, MORE, SPEED, TORCH, Case, attention
 from benchmarks.steps import Runner, Steps
 from benchmarks.timing import RESULTS, WrongResult, synchronize
 from heedful import FeatureMap, attend
@@ -44,6 +45,9 @@ EAGER = 0.97
 MODULE = "torch.nn.MultiheadAttention"
 CLOSE = 1e-2
 COMPARED = ("plain", "out", "dq", "dk", "dv")  # the result without and with gradients asked for, and gradients
+
+
+Part = Callable[["Setting", list[dict[str, Any]], dict[tuple[str, int, str], Runner]], Iterator[None]]
 
 
 @dataclass(frozen=True)
@@ -172,13 +176,28 @@ def layers(setting: Setting) -> list[dict[str, Any]]:
     return [{"layer": name, "microseconds": round(statistics.median(each[1:]), 1)} for name, each in taken.items()]
 
 
-def by_length(setting: Setting, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """What was found so far is kept after every case."""
+def missing(setting: Setting, rows: list[dict[str, Any]]) -> list[Case]:
+    """Cases of which `rows` have nothing yet."""
     asked = lengths.cases(setting.tokens, setting.heads, setting.lengths) if setting.device == "cuda" else []
-    rows: list[dict[str, Any]] = []
-    for _ in lengths.timed(asked, setting.repeats, rows):
-        keep(rows)
-    return rows
+    known = {(tuple(row["shape"]), row["causal"], row["mask"]) for row in rows}
+    return [case for case in asked if (case.shape, case.is_causal, case.mask) not in known]
+
+
+def earlier(file: Path, setting: Setting, parts: Iterable[str]) -> dict[str, Any]:
+    """What a run that was cut short has kept, of the same kernels, machine and sizes."""
+    if not file.is_file():
+        return {}
+    kept, sizes = json.loads(file.read_text()), ("tokens", "heads", "lengths", "repeats")
+    ours = {"machine": machine(setting.device), "setting": json.loads(json.dumps(asdict(setting)))}
+    differ = [name for name in ours["machine"] if name != "date" and kept["machine"].get(name) != ours["machine"][name]]
+    differ += [name for name in sizes if kept["setting"][name] != ours["setting"][name]]
+    if differ:
+        print(f"begun anew: {file} has figures of another {', '.join(differ)}", file=sys.stderr, flush=True)
+    if differ:
+        return {}
+    cut = {(row["way"], row["length"]) for row in kept["step"] if "skipped" in row}
+    kept["step"] = [row for row in kept["step"] if (row["way"], row["length"]) not in cut]
+    return {name: kept[name] for name in parts}
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:
@@ -260,11 +279,14 @@ def main(given: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes that try the driver and judge nothing")
     parser.add_argument("--eager", action="store_true", help="without compiled steps, which take minutes to compile")
-    parser.add_argument(
-        "--only", nargs="+", choices=("host", "layers", "lengths", "step"), help="these parts alone, kept nowhere"
-    )
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="these parts alone, kept nowhere")
     parser.add_argument(
         "--seconds", type=float, default=Steps.seconds, help="wait no longer than so many for compiled steps"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on where a run of the same kernels was cut short: what it kept is not measured again",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the raw figures go")
     asked = parser.parse_args(given)
@@ -273,46 +295,67 @@ def main(given: list[str] | None = None) -> int:
     step = Steps(seconds=asked.seconds, **({"compiled": ()} if asked.eager else {}))
     setting = QUICK if asked.quick else Setting(step=step)
     prepare(setting.device)
-    parts: dict[str, Callable[[], Any]] = {
-        "step": lambda: steps.timed(setting.step, compiled),
-        "host": lambda: host(setting),
-        "layers": lambda: layers(setting),
-        "lengths": lambda: by_length(setting, lambda rows: keep({"lengths": rows})),
-    }
-    wanted = asked.only or list(parts)
     file = None if asked.quick or asked.only else asked.out / "launching.json"
+    wanted = asked.only or list(PARTS)
+    found: dict[str, Any] = {name: [] for name in PARTS}
+    found |= earlier(file, setting, PARTS) if asked.resume and file is not None else {}
 
-    def keep(more: dict[str, Any]) -> None:
+    def keep() -> None:
         """A run that is cut short leaves what it has."""
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            told = {"machine": machine(setting.device), "setting": asdict(setting), **found, **more}
-            file.write_text(json.dumps(told) + "\n")
+            file.write_text(
+                json.dumps({"machine": machine(setting.device), "setting": asdict(setting), **found}) + "\n"
+            )
 
-    compiled = compile_ahead(setting, wanted) if setting.device == "cuda" else {}
-    found: dict[str, Any] = {"errors": check(setting)} | {name: [] for name in parts}
+    compiled = compile_ahead(setting, wanted, found) if setting.device == "cuda" else {}
+    found["errors"] = check(setting)
     print("errors", found["errors"], file=sys.stderr, flush=True)
-    for name, part in parts.items():
+    for name in wanted:
         begun = time.monotonic()
-        if name in wanted:
-            found[name] = part()
-            print(f"{name} in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-        keep({})
+        for _ in PARTS[name](setting, found[name], compiled):
+            keep()
+        print(f"{name} in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     result = {"machine": machine(setting.device), "setting": asdict(setting), **found}
     return concluded(result, [] if asked.quick else bars(found), file)
 
 
-def compile_ahead(setting: Setting, wanted: Sequence[str]) -> dict[tuple[str, int, str], Runner]:
+def _at_once(part: Callable[[Setting], list[dict[str, Any]]]) -> Part:
+    """A part that is measured as a whole."""
+
+    def run(
+        setting: Setting, rows: list[dict[str, Any]], compiled: dict[tuple[str, int, str], Runner]
+    ) -> Iterator[None]:
+        if not rows:
+            rows += part(setting)
+            yield
+
+    return run
+
+
+# Each adds to its rows what these lack, and stops after every case.
+PARTS: dict[str, Part] = {
+    "step": lambda setting, rows, compiled: steps.timed(setting.step, compiled, rows),
+    "host": _at_once(host),
+    "layers": _at_once(layers),
+    "lengths": lambda setting, rows, compiled: lengths.timed(missing(setting, rows), setting.repeats, rows),
+}
+
+
+def compile_ahead(
+    setting: Setting, wanted: Sequence[str], found: dict[str, list[dict[str, Any]]]
+) -> dict[tuple[str, int, str], Runner]:
     """All that will be timed, in processes of their own: most of the time of a run would go into compiling."""
     begun = time.monotonic()
-    compiled = steps.runners(setting.step) if "step" in wanted else {}
+    compiled = steps.runners(setting.step, found["step"]) if "step" in wanted else {}
     others = multiprocessing.get_context("spawn").Process(target=layers, args=(replace(setting, repeats=1),))
-    if "layers" in wanted:
+    begins = "layers" in wanted and not found["layers"]
+    if begins:
         others.start()
     if "lengths" in wanted:
-        lengths.compile_ahead(lengths.cases(setting.tokens, setting.heads, setting.lengths))
+        lengths.compile_ahead(missing(setting, found["lengths"]))
         print(f"kernels compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-    if "layers" in wanted:
+    if begins:
         others.join()
     for one in compiled.values():
         one.wait(begun + setting.step.seconds - time.monotonic())

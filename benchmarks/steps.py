@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -150,17 +150,22 @@ def _release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def runners(setting: Steps) -> dict[tuple[str, int, str], Runner]:
-    """All compiled steps, begun at once."""
+def missing(setting: Steps, rows: list[dict[str, Any]]) -> list[tuple[str, int, tuple[str, ...], str | None]]:
+    """Ways of which `rows` have nothing yet."""
+    known = {(row["way"], row["length"]) for row in rows}
+    return [one for one in setting.ways if one[:2] not in known]
+
+
+def runners(setting: Steps, rows: list[dict[str, Any]]) -> dict[tuple[str, int, str], Runner]:
+    """All compiled steps that are to be timed, begun at once."""
     slots = multiprocessing.get_context("spawn").Semaphore(setting.at_once)
-    ways = [(way, length, names, mode) for way, length, names, mode in setting.ways if mode]
+    ways = [(way, length, names, mode) for way, length, names, mode in missing(setting, rows) if mode]
     return {(way, n, name): Runner((setting, n, name, mode), slots) for way, n, names, mode in ways for name in names}
 
 
-def timed(setting: Steps, compiled: dict[tuple[str, int, str], Runner]) -> list[dict[str, Any]]:
-    """Tokens a second, contestants in turn. A compiled step that was not ready in time says so."""
-    rows: list[dict[str, Any]] = []
-    for way, length, names, mode in setting.ways:
+def timed(setting: Steps, compiled: dict[tuple[str, int, str], Runner], rows: list[dict[str, Any]]) -> Iterator[None]:
+    """Adds tokens a second of ways that `rows` lack, contestants in turn. A compiled step that was not ready in time says so."""
+    for way, length, names, mode in missing(setting, rows):
         if mode is None:
             runs = {name: stepping(setting, length, name, None) for name in names}
             for run in runs.values():
@@ -190,4 +195,4 @@ def timed(setting: Steps, compiled: dict[tuple[str, int, str], Runner]) -> list[
                 {"contestant": name, "way": way, "length": length, "milliseconds": asdict(timing), "tokens/s": rate}
             )
             print(rows[-1], file=sys.stderr, flush=True)
-    return rows
+        yield

@@ -6,7 +6,7 @@ import json
 import math
 import multiprocessing
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -523,6 +523,27 @@ def test_launching_is_compared_before_it_is_timed(monkeypatch, capsys):
     monkeypatch.setattr(lengths, "attend", lambda *given, **more: right(*given, **more) * 1.1)
     with pytest.raises(timing.WrongResult, match="plain has relative error"):
         launching.check(launching.QUICK)
+
+
+def test_launching_goes_on_where_it_was_cut_short(tmp_path, capsys, monkeypatch):
+    setting, file = launching.QUICK, tmp_path / "launching.json"
+    assert launching.earlier(file, setting, launching.PARTS) == {}
+    rows = [{"way": way, "length": n, "contestant": "torch", "tokens/s": 9} for way, n, *_ in setting.step.ways]
+    compiled = [{"way": "compiled", "length": 32, "contestant": "Sigmoid", "skipped": "no time was left"}]
+    kept = {"step": rows + compiled, "host": [{"without": 1.0}], "layers": [], "lengths": []}
+    told = {"machine": launching.machine("cpu"), "setting": asdict(setting), **kept}
+    file.write_text(json.dumps(told))
+    found = launching.earlier(file, setting, launching.PARTS)
+    assert [(row["way"], row["length"]) for row in found["step"]] == [("eager", 32), ("reduce-overhead", 32)]
+    assert {name: found[name] for name in ("host", "layers", "lengths")} == {name: kept[name] for name in ("host", "layers", "lengths")}  # fmt: skip
+    assert [way for way, *_ in steps.missing(setting.step, found["step"])] == ["compiled"]
+    assert list(launching.PARTS["host"](setting, found["host"], {})) == []
+    cases = launching.missing(replace(setting, device="cuda"), [])
+    row = {"shape": list(cases[0].shape), "causal": False, "mask": ""}
+    assert launching.missing(replace(setting, device="cuda"), [row]) == cases[1:]
+    file.write_text(json.dumps(told | {"machine": told["machine"] | {"kernels": "others", "date": "2026-01-01"}}))
+    assert launching.earlier(file, setting, launching.PARTS) == {}
+    assert "figures of another kernels" in capsys.readouterr().err
 
 
 def test_bars_of_launching():
