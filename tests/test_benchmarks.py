@@ -26,6 +26,7 @@ from benchmarks import (  # noqa: E402
     lengths,
     overview,
     pages,
+    registers,
     search,
     series,
     steps,
@@ -544,6 +545,30 @@ def test_launching_goes_on_where_it_was_cut_short(tmp_path, capsys, monkeypatch)
     file.write_text(json.dumps(told | {"machine": told["machine"] | {"kernels": "others", "date": "2026-01-01"}}))
     assert launching.earlier(file, setting, launching.PARTS) == {}
     assert "figures of another kernels" in capsys.readouterr().err
+
+
+def test_instructions_are_counted_in_the_loop_of_a_block():
+    """A shorter loop that only waits, and a longer one around the two, are not it."""
+    lines = [
+        "MOV R1, R2",
+        "HGMMA.64x64x16 R3",
+        "MUFU.EX2 R4, R4",
+        "STL [R1], R2",
+        "BRA 0x0010",
+        "BRA 0x0050",
+        "@P0 BRA `(.L) 0x0000",
+    ]
+    code = "\n".join(f"        /*{16 * at:04x}*/                   {line} ;" for at, line in enumerate(lines))
+    assert registers.counts(code, 1, 1) == {
+        "spills in all": 1, "loop": 4, "products": 1, "exponentials": 1, "reads and writes of shared memory": 0, "spills": 1
+    }  # fmt: skip
+    assert registers.counts(code, 2, 0)["loop"] == 0
+
+
+def test_registers_are_those_of_one_version_of_triton(capsys):
+    with pytest.raises(SystemExit):
+        registers.main([])
+    assert "made for Triton 3.6" in capsys.readouterr().err
 
 
 def test_bars_of_launching():
