@@ -32,6 +32,24 @@ def pytest_collection():
         gc.freeze()
 
 
+def pytest_collection_finish():
+    """Most of the time in Triton's interpreter went into what changes nothing: its language patched anew at every call inside a
+    kernel, and sums for a check of overflows that is made in debug mode alone."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None:
+        return
+    patch, patched = interpreter._patch_lang, {}
+
+    def patched_once(function):
+        if function.__module__ not in patched:
+            patched[function.__module__] = patch(function)
+        return patched[function.__module__]
+
+    interpreter._patch_lang = patched_once
+    interpreter._LangPatchScope.restore = lambda scope: None
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+
 def pytest_unconfigure():
     gc.unfreeze()  # or modules in C would complain of what they did not get back
 
