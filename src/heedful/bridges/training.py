@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from heedful._errors import CorruptModel, InvalidArgument, MissingExtra
 from heedful._files import new_file
 from heedful._progress import Progress, silent
+from heedful._runtime import seed
 from heedful.bridges.batches import Share, batches, each, leaves, mixed
 from heedful.bridges.optimizers import new_optimizer
 from heedful.bridges.record import Epoch, Hyperparameters, Training
@@ -166,7 +167,7 @@ class _Task(lightning.LightningModule):  # type: ignore[misc]
         batch, count, share = part
         # Not once per epoch: between epochs Lightning draws numbers, and others after a restart.
         ranks = (self.trainer.global_rank,) if self.trainer.world_size > 1 else ()
-        torch.manual_seed(mixed(self.hyperparameters.seed, self.current_epoch, 1 + index, *ranks))
+        seed(mixed(self.hyperparameters.seed, self.current_epoch, 1 + index, *ranks), self.device)
         loss = self.loss(self.network, *_arguments(batch))
         self.losses.append(loss.detach() * count)
         self.count += count
