@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -35,9 +36,10 @@ def pytest_collection():
 def pytest_collection_finish():
     """Most of the time in Triton's interpreter went into what changes nothing: its language patched anew at every call inside a
     kernel, and sums for a check of overflows that is made in debug mode alone."""
-    interpreter = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None:
+    if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         return
+    from triton.runtime import interpreter
+
     patch, patched = interpreter._patch_lang, {}
 
     def patched_once(function):

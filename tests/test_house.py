@@ -7,6 +7,8 @@ import pkgutil
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,35 +84,69 @@ def room_of_name(name: str) -> str:
     return (heedful._HOMES.get(parts[1]) or f"heedful.{parts[1]}").split(".")[1]
 
 
-def imports(path: Path, *, inside: bool = True):
-    """(module, whether at module level) for every import; those under TYPE_CHECKING count as module level."""
-    tree = ast.parse(path.read_text())
-    functions = {
+@dataclass(frozen=True)
+class Read:
+    """What rules ask of a file: modules it imports, those at module level, names of other packages' private parts, names, and texts other than docstrings."""
+
+    imports: list[str]
+    outside: list[str]
+    private: list[tuple[str, str]]
+    names: set[str]
+    texts: list[str]
+
+
+@cache
+def read(path: Path) -> Read:
+    """A file, read once: those under TYPE_CHECKING count as module level."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    inside = {
         id(node)
-        for outer in ast.walk(tree)
+        for outer in nodes
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(outer)
+        if isinstance(node, ast.Import | ast.ImportFrom)
     }
-    for node in ast.walk(tree):
-        if id(node) in functions and not inside:
-            continue
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            if node.module == "heedful":
-                for alias in node.names:
-                    yield f"heedful.{alias.name}"
-            else:
-                yield node.module
+    importing = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not any(getattr(node, "level", 0) for node in importing), f"{path}: relative import"
+    docs = {
+        id(node.body[0].value)
+        for node in nodes
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return Read(
+        [name for node in importing for name in modules(node)],
+        [name for node in importing if id(node) not in inside for name in modules(node)],
+        [name for node in importing for name in private_names(node)],
+        names,
+        [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docs],
+    )
+
+
+def modules(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that an import names; of `heedful` the names themselves."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"heedful.{alias.name}" for alias in node.names] if node.module == "heedful" else [node.module]
+
+
+def private_names(node: ast.Import | ast.ImportFrom):
+    """(package, name) of what is imported through a leading underscore of a package other than the root."""
+    above = node.module.split(".") if isinstance(node, ast.ImportFrom) else []
+    for alias in node.names:
+        parts = [*above, *([alias.name] if above else alias.name.split("."))]
+        if parts[0] == "heedful" and any(part.startswith("_") for part in parts[2:]):
+            yield parts[1], alias.name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_keep_their_direction(path):
     here = room(path)
     assert here in ALLOWED, f"a room that the house does not know: {here}"
-    for name in imports(path):
+    for name in read(path).imports:
         if name.split(".")[0] == "heedful":
             there = "__init__" if name == "heedful.__version__" else room_of_name(name)
             assert there == here or there in ALLOWED[here], f"{path} imports {name}"
@@ -119,54 +155,22 @@ def test_imports_keep_their_direction(path):
 @pytest.mark.parametrize("path", [f for f in FILES if room(f) in CORE], ids=lambda p: str(p.relative_to(SOURCE)))
 def test_the_core_needs_torch_and_numpy_alone(path):
     allowed = CORE_PACKAGES | ({"triton"} if path.parent == FUSED else set())
-    for name in imports(path, inside=False):
+    for name in read(path).outside:
         package = name.split(".")[0]
         assert package == "heedful" or package in allowed, f"{path} imports {name} at module level"
 
 
 def test_lightning_is_named_in_one_place():
     names = ("lightning", "pytorch_lightning", "lightning_fabric")
-    naming = {path for path in FILES if any(name.split(".")[0] in names for name in imports(path))}
+    naming = {path for path in FILES if any(name.split(".")[0] in names for name in read(path).imports)}
     assert naming == {SOURCE / "bridges" / "training.py"}
-
-
-def private_names(path: Path):
-    """(module, name) of what a file imports through a leading underscore of a package other than the root."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                parts = [*node.module.split("."), alias.name]
-                if parts[0] == "heedful" and any(part.startswith("_") for part in parts[2:]):
-                    yield parts[1], alias.name
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                parts = alias.name.split(".")
-                if parts[0] == "heedful" and any(part.startswith("_") for part in parts[2:]):
-                    yield parts[1], alias.name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_no_room_uses_what_is_private_to_another(path):
     """A leading underscore is a closed door; the root's small parts are everybody's."""
-    foreign = [(home, name) for home, name in private_names(path) if home not in {room(path), *GROUND}]
+    foreign = [(home, name) for home, name in read(path).private if home not in {room(path), *GROUND}]
     assert foreign == []
-
-
-def names_and_texts(path: Path) -> tuple[set[str], list[str]]:
-    """Attributes and names in a file, and its texts other than docstrings."""
-    tree = ast.parse(path.read_text())
-    docs = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
-    nodes = list(ast.walk(tree))
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docs]
-    return names, texts
 
 
 TAG = re.compile(
@@ -177,11 +181,11 @@ TAG = re.compile(
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_each_job_has_one_place(path):
     """Pages and pictures are made in `report`, calls of modules caught in `_runtime` and bridges, classes listed in `_savable`."""
-    here, (names, texts) = room(path), names_and_texts(path)
+    here, names, texts = room(path), read(path).names, read(path).texts
     if here != "report":
         assert [text for text in texts if TAG.search(text)] == []
-        assert "html" not in imports(path), "escapes HTML by itself"
-        assert here == "_plot" or not any(name.split(".")[0] == "matplotlib" for name in imports(path))
+        assert "html" not in read(path).imports, "escapes HTML by itself"
+        assert here == "_plot" or not any(name.split(".")[0] == "matplotlib" for name in read(path).imports)
     if here not in ("bridges", "_runtime"):
         assert not {name for name in names if re.fullmatch(r"register_\w*(forward|backward)\w*hook", name)}
     # A kernel becomes a dataclass by being defined; what lists it is `Savable`.
@@ -213,7 +217,7 @@ def test_matplotlib_is_asked_for_in_one_place():
 
 
 def test_triton_is_named_by_fused_kernels_alone():
-    naming = {path for path in FILES if any(name.split(".")[0] == "triton" for name in imports(path, inside=False))}
+    naming = {path for path in FILES if any(name.split(".")[0] == "triton" for name in read(path).outside)}
     assert naming
     assert {path.parent for path in naming} == {FUSED}
     for path in (FUSED / name for name in ("__init__.py", "_device.py", "operators.py")):
