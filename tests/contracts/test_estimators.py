@@ -161,7 +161,7 @@ ROWS = {
     "row_tokens": 2,
     "layers": 1,
     "members": 2,
-    "epochs": 3,
+    "epochs": 2,
     "lr": 0.03,
     "predict_dtype": "float64",
     "random_state": 0,
@@ -225,7 +225,7 @@ ESTIMATORS = {
         partial(InContextRegressor, **KEPT), numbers, 50, wrong=KEPT_WRONG, search={"variants": [1, 2]}, missing=True,
     ),
     "classes by transport": Listed(
-        partial(TransportClassifier, **{"hidden": 16, "members": 2, "epochs": 12, "lr": 0.02, "predict_dtype": "float64", "random_state": 0}), classes, 66,
+        partial(TransportClassifier, **{"hidden": 16, "members": 2, "epochs": 12, "lr": 0.02, "batch_size": 64, "predict_dtype": "float64", "random_state": 0}), classes, 66,
         UNWEIGHTED, "predict_proba", TRAINED | {"geometry": "line", "pairing": "nearest", "p": 0.5, "members": 0, "covariance": 0.0},
         {"hidden": [8, 16]}, missing=True,
     ),
