@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal, cast
@@ -253,7 +253,7 @@ def settled(test: Test, trials: list[Trial]) -> list[Trial]:
     ratios = [t.error / max(t.noise, 1e-300) if was else 0.0 for t, was in zip(done, doubtful, strict=True)]
     factor = TYPICAL if len(trials) > 4 and median(ratios) > TYPICAL else FACTOR
     judges = sorted(excused, key=lambda trial: -trial.error / trial.noise)[:JUDGES]
-    if 2 * sum(test.rounds(trial) for trial in judges) < len(judges):
+    if outvoted(map(test.rounds, judges), len(judges)):
         factor = 0.0
     if factor == FACTOR:
         return done
@@ -261,6 +261,22 @@ def settled(test: Test, trials: list[Trial]) -> list[Trial]:
         replace(t, tolerance=max(before.tolerance, min(factor * t.noise, CAP))) if was else t
         for t, before, was in zip(done, trials, doubtful, strict=True)
     ]
+
+
+def outvoted(votes: Iterable[bool], count: int) -> bool:
+    """Whether fewer than half of so many votes are for it; no more are asked for than decide that.
+
+    >>> outvoted([False, True, False], 3)
+    True
+    """
+    ayes = noes = 0
+    for vote in votes:
+        ayes, noes = ayes + vote, noes + (not vote)
+        if 2 * ayes >= count:
+            break
+        if 2 * noes > count:
+            return True
+    return False
 
 
 def _scale(rows: Tensor) -> float:
