@@ -8,8 +8,9 @@ READY := .venv/.ready
 look: $(READY)
 	$(BIN)/heedful look
 
+# Processes that tests start read what others have compiled, also where the environment keeps Python from writing it.
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs experiments gallery

@@ -24,9 +24,10 @@ MODULES = {"_hopper": _hopper, "_hopper_backward": _hopper_backward}
 
 
 class Block(torch.Tensor):
-    """A tensor whose layout may be asked for; what it says is of no matter here."""
+    """A tensor whose layout may be asked for; what it says is of no matter here. What is computed of it is a plain one."""
 
     type = SimpleNamespace(layout=None)
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 def block(x):

@@ -40,6 +40,8 @@ def pytest_collection_finish():
         return
     from triton.runtime import interpreter
 
+    if not hasattr(interpreter, "_LangPatchScope"):
+        return  # another version of Triton, as it is
     patch, patched = interpreter._patch_lang, {}
 
     def patched_once(function):
