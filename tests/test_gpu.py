@@ -193,7 +193,9 @@ def test_fused_kernels_hide_numbers_that_are_not_finite(kernel):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("kernel", [Gaussian(2.0), Gaussian(2.0, normalize=False), Sigmoid(), ReluSquared()], ids=repr)
+@pytest.mark.parametrize(
+    "kernel", [Softmax(), Gaussian(2.0), Gaussian(2.0, normalize=False), Sigmoid(), ReluSquared()], ids=repr
+)
 def test_a_query_that_is_not_finite_spoils_its_own_row_alone(kernel, is_causal):
     """Rows share instructions (the sigmoid its reciprocals), not results."""
     query, key, value = (torch.randn(1, 2, 256, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -261,7 +263,7 @@ def deterministic(on):
         torch.use_deterministic_algorithms(False)
 
 
-WHOLE = [Sigmoid(), Sigmoid(bias=-12.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)]
+WHOLE = [Sigmoid(), Sigmoid(bias=-12.0), ReluSquared(), Softmax(), Gaussian(3.0), Gaussian(3.0, normalize=False)]
 
 
 @pytest.mark.parametrize("length", [512, 1152])
@@ -277,7 +279,7 @@ def test_gradients_of_many_tiles(kernel, is_causal, size, length):
     truth = torch.autograd.grad(wanted, truths, x[3].double())
 
     def gradients():
-        return torch.autograd.grad(attend(*leaves, is_causal=is_causal, kernel=kernel), leaves, x[3])
+        return torch.autograd.grad(attend(*leaves, is_causal=is_causal, kernel=kernel, impl="triton"), leaves, x[3])
 
     for _ in range(5):
         for one, other in zip(gradients(), truth, strict=True):
@@ -297,7 +299,7 @@ def test_what_is_not_finite_reaches_the_gradients_it_is_part_of_alone(kernel, si
 
     def gradients(*given):
         leaves = [one.clone().requires_grad_() for one in given]
-        return torch.autograd.grad(attend(*leaves, kernel=kernel), leaves, x[3])
+        return torch.autograd.grad(attend(*leaves, kernel=kernel, impl="triton"), leaves, x[3])
 
     right = gradients(*x[:3])
     query = x[0].clone()
@@ -309,7 +311,7 @@ def test_what_is_not_finite_reaches_the_gradients_it_is_part_of_alone(kernel, si
     assert dv[1, 2].isnan().all()
     assert relative_error(dq[1, 2, others], right[0][1, 2, others].double()) < 4e-3
     assert relative_error(dk[1, 3], right[1][1, 3].double()) < 4e-3
-    if isinstance(kernel, Gaussian) and kernel.normalize:
+    if isinstance(kernel, Softmax) or (isinstance(kernel, Gaussian) and kernel.normalize):
         return  # every row's sum has every key in it
     key = x[1].clone()
     key[1, 2, 77, 5] = float("nan")
@@ -615,8 +617,8 @@ def test_later_calls_of_a_form_are_as_right_as_the_first(kernel, is_causal, name
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("filler", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize(
-    "kernel", [Sigmoid(), Sigmoid(bias=-10.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr
-)
+    "kernel", [Softmax(), Sigmoid(), Sigmoid(bias=-10.0), ReluSquared(), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr
+)  # fmt: skip
 def test_what_comes_later_is_hidden(kernel, filler, size):
     """Causality alone, in whole blocks: a key or a value that no query sees yet moves no result and no gradient of theirs."""
     x = [torch.randn(16, 16, 256, size, device="cuda", dtype=torch.bfloat16) for _ in range(4)]

@@ -427,39 +427,40 @@ def walk_columns(
 
 @triton.jit
 def clear(
-    sums_, x_, y_, dots_, H, n, xb, xh, xn, yb, yh, yn, factor, D: tl.constexpr, BM: tl.constexpr, DOTS: tl.constexpr
-):
-    """Zeros for sums [B, H, n, D] of gradients of queries and, where asked for, factor x.y of every row."""
-    blocks = n // BM
-    pid = tl.program_id(0)
-    b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
-    at = ((b * H + h).to(tl.int64) * n + rows)[:, None]
-    tl.store(sums_ + at * D + d[None, :], tl.zeros([BM, D], tl.float32))
-    if DOTS:
-        x = tl.load(base(x_, xb, xh, b, h) + rows.to(tl.int64)[:, None] * xn + d[None, :]).to(tl.float32)
-        y = tl.load(base(y_, yb, yh, b, h) + rows.to(tl.int64)[:, None] * yn + d[None, :]).to(tl.float32)
-        tl.store(dots_ + (b * H + h).to(tl.int64) * n + rows, factor * tl.sum(x * y, 1))
-
-
-@triton.jit
-def conclude(
-    sums_, q_, do_, out_, dq_, left_, alpha_, H, n, qb, qh, qn, ob, oh, on, factor, D: tl.constexpr, BM: tl.constexpr,
-    OWN: tl.constexpr, MARKS: tl.constexpr,
+    sums_, q_, do_, out_, dots_, H, n, qb, qh, qn, ob, oh, on, D: tl.constexpr, BM: tl.constexpr,
+    DIVIDED: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries [B, H, n, D] from their sums; flags for those of 64 rows that are not finite, where asked for.
+    """What sums [B, H, n, D] of gradients of queries begin with, and what a kernel needs of every row: do . out, or |q|^2 / 2.
 
-    The gradient of a distance loses q_i sum_j ds_ij, where sum_j p_ij (do_i . v_j) = do_i . out_i.
+    The gradient of a distance loses q_i sum_j ds_ij, where sum_j p_ij (do_i . v_j) = do_i . out_i: of rows that are divided that is zero.
     """
     blocks = n // BM
     pid = tl.program_id(0)
     b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
-    at = ((b * H + h).to(tl.int64) * n + rows)[:, None] * D + d[None, :]
-    dq = tl.load(sums_ + at)
-    if OWN:
-        q = tl.load(base(q_, qb, qh, b, h) + rows.to(tl.int64)[:, None] * qn + d[None, :]).to(tl.float32)
+    line = (b * H + h).to(tl.int64) * n + rows
+    at = line[:, None] * D + d[None, :]
+    begin = tl.zeros([BM, D], tl.float32)
+    if DIVIDED or DISTANCE:
         do = tl.load(base(do_, ob, oh, b, h) + rows.to(tl.int64)[:, None] * on + d[None, :]).to(tl.float32)
-        dq -= tl.sum(do * tl.load(out_ + at).to(tl.float32), 1)[:, None] * q
+        delta = tl.sum(do * tl.load(out_ + at).to(tl.float32), 1)
+        if DIVIDED:
+            tl.store(dots_ + line, delta)
+        else:
+            q = tl.load(base(q_, qb, qh, b, h) + rows.to(tl.int64)[:, None] * qn + d[None, :]).to(tl.float32)
+            tl.store(dots_ + line, 0.5 * tl.sum(q * q, 1))
+            begin = -delta[:, None] * q
+    tl.store(sums_ + at, begin)
+
+
+@triton.jit
+def conclude(sums_, dq_, left_, alpha_, H, n, factor, D: tl.constexpr, BM: tl.constexpr, MARKS: tl.constexpr):
+    """Gradients of queries [B, H, n, D] from their sums; flags for those of 64 rows that are not finite, where asked for."""
+    blocks = n // BM
+    pid = tl.program_id(0)
+    rows, d = pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
+    at = ((pid // blocks).to(tl.int64) * n + rows)[:, None] * D + d[None, :]
+    dq = tl.load(sums_ + at)
     if MARKS:
         unserved = tl.where(tl.abs(dq) < float("inf"), 0, 1).reshape(BM // 64, 64 * D)
         tl.store(left_ + pid * (BM // 64) + tl.arange(0, BM // 64), tl.max(unserved, 1))
-    tl.store(dq_ + at, (dq * (factor * tl.load(alpha_ + h))).to(dq_.dtype.element_ty))
+    tl.store(dq_ + at, (dq * (factor * tl.load(alpha_ + pid // blocks % H))).to(dq_.dtype.element_ty))

@@ -10,7 +10,7 @@ from heedful.ops.fused.activations import coefficient
 
 # How far, in powers of two, a term that is constant along a loop may be left out of the exponent and multiplied in behind it.
 ROOM = tl.constexpr(60.0)
-LITTLE = tl.constexpr(2.0**-60)
+LITTLE, LARGE = tl.constexpr(2.0**-60), tl.constexpr(2.0**90)
 # The hardware's hyperbolic tangent is off by about 2^-21: a row of coefficients takes it while their mean is at least this.
 LEAST = tl.constexpr(2.0**-13)
 

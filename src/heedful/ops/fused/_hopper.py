@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from heedful.ops.fused._forward import LEAST, LITTLE, ROOM
+from heedful.ops.fused._forward import LARGE, LEAST, LITTLE, ROOM
 
 
 def _pair(work: str, first: int = 1, behind: str = "") -> str:
@@ -114,13 +114,15 @@ def fetch(desc, row, col, full, empty, parity, to):
 
 
 @gluon.jit
-def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+def produce(given, T, C: gl.constexpr):
     """Keys and values from the last block in sight to the first, keys one block ahead, queries behind the first keys."""
+    descs, tensors, counts, buffers, barriers = given
     q_desc, k_desc, v_desc, _ = descs
     alpha, beta, norms, _ = tensors
     heads, H, G, together = counts
     q_buf, k_buf, v_buf, _, term_buf, _, _ = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _, _ = barriers
+    READ: gl.constexpr = C.DISTANCE and not C.INSIDE
     cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([4], [32], [1], [0]))
     ks, kp, vs, vp, qp = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(1)
     for step in range(steps(heads, T, C)):
@@ -128,16 +130,15 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
         b, h = head // H, head % H
         g = h // (H // G)
         q_row, k_row, v_row = b * T.q[0] + h * T.q[1] + top, b * T.k[0] + g * T.k[1], b * T.v[0] + g * T.v[1]
-        if C.DISTANCE:
-            a2 = gl.load(alpha + h) * C.UNIT
-            b2 = gl.load(beta + h) * C.UNIT if C.BETA else 0.0
+        if READ:
+            a2, b2 = of_head(alpha, beta, h, C)
             ours = norms + (b * G + g).to(gl.int64) * (T.K // C.COLS * C.COLS) + cols
             ahead = gl.load(ours + (blocks - 1) * C.COLS)
         for i in range(blocks + 1):
             at = (blocks - 1 - i) * C.COLS
             if i < blocks:
                 fetch(k_desc, k_row + at, g * T.k[2], k_full.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
-                if C.DISTANCE:
+                if READ:
                     # Twice as many places as of keys, since these are given back before their terms are read.
                     term_buf.index(ks + C.STAGES * (kp ^ 1)).store(b2 - a2 * ahead)
                     mbarrier.arrive(k_full.index(ks), count=1)
@@ -152,6 +153,58 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
                 fetch(v_desc, row, g * T.v[2], v_full.index(vs), v_empty.index(vs), vp, v_buf.index(vs))
                 vs, vp = following(vs, vp, C.STAGES)
         qp ^= 1
+
+
+@gluon.jit
+def of_head(alpha, beta, h, C: gl.constexpr):
+    """Scale and term of the scores of a head, in the function's unit."""
+    return gl.load(alpha + h) * C.UNIT, gl.load(beta + h) * C.UNIT if C.BETA else 0.0
+
+
+@gluon.jit
+def measure(given, T, C: gl.constexpr):
+    """Half the squared norms of keys, as they come, as terms of their scores; the last rows of a head see all of its keys and keep them.
+
+    For few queries a head that is less than a pass over the keys before this kernel.
+    """
+    _, tensors, counts, buffers, barriers = given
+    alpha, beta, norms, _ = tensors
+    heads, H, G, together = counts
+    _, k_buf, _, _, term_buf, _, _ = buffers
+    _, _, k_full, k_empty, _, _, term_full, _ = barriers
+    # A thread holds 32 numbers of a key.
+    beside: gl.constexpr = C.D // 32
+    several: gl.constexpr = 2 * 32 // beside
+    numbers: gl.constexpr = gl.BlockedLayout([1, 32], [32 // beside, beside], [2, 1], [1, 0])
+    by_key: gl.constexpr = gl.SliceLayout(1, numbers)
+    ks, kp = gl.to_tensor(0), gl.to_tensor(0)
+    for step in range(steps(heads, T, C)):
+        head, top, blocks = place(step, heads, together, T, C)
+        b, h = head // H, head % H
+        a2, b2 = of_head(alpha, beta, h, C)
+        ours = norms + (b * G + h // (H // G)).to(gl.int64) * T.K + gl.arange(0, several, layout=by_key)
+        is_last = top + C.CONSUMERS * C.ROWS >= T.Q
+        for i in range(blocks):
+            at = (blocks - 1 - i) * C.COLS
+            mbarrier.wait(k_full.index(ks), kp)
+            for part in gl.static_range(C.COLS // several):
+                x = k_buf.index(ks).slice(part * several, several, 0).load(numbers).to(gl.float32)
+                half = 0.5 * gl.sum(x * x, 1)
+                terms = term_buf.index(ks + C.STAGES * kp).slice(part * several, several, 0)
+                terms.store(b2 - a2 * half)
+                if is_last:
+                    gl.store(ours + at + part * several, half)
+            mbarrier.arrive(term_full.index(ks), count=1)
+            mbarrier.arrive(k_empty.index(ks), count=1)
+            ks, kp = following(ks, kp, C.STAGES)
+
+
+@gluon.jit
+def arrived(ks, kp, k_full, term_full, C: gl.constexpr):
+    """Waits for a block of keys and for what is made of it."""
+    mbarrier.wait(k_full.index(ks), kp)
+    if C.INSIDE:
+        mbarrier.wait(term_full.index(ks), kp)
 
 
 @gluon.jit
@@ -186,13 +239,14 @@ def finish(o, total, p, beside, C: gl.constexpr):
 
 
 @gluon.jit
-def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+def consume(W: gl.constexpr, given, T, C: gl.constexpr):
     """The rows of one warpgroup. Queries times keys run together with the coefficients of the block before times its values."""
+    descs, tensors, counts, buffers, barriers = given
     _, _, _, o_desc = descs
     alpha, beta, _, stats = tensors
     heads, H, _, together = counts
     q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, term_full, turn = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
@@ -207,11 +261,14 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
     for step in range(steps(heads, T, C)):
         head, top, blocks = place(step, heads, together, T, C)
         top += W * C.ROWS
-        a2 = gl.load(alpha + head % H) * C.UNIT
-        b2 = gl.load(beta + head % H) * C.UNIT if C.BETA else 0.0
-        if C.CAUSAL and C.ROWS * C.CONSUMERS != C.COLS:
-            if top // C.COLS + 1 < blocks:
-                # The rows of another warpgroup see one block more.
+        a2, b2 = of_head(alpha, beta, head % H, C)
+        if C.ROWS * C.CONSUMERS != C.COLS:
+            # Rows of another warpgroup may see more blocks; where there are no rows one block is enough to go on with.
+            seen = blocks
+            if C.CAUSAL:
+                seen = gl.minimum(top // C.COLS + 1, blocks)
+            seen = gl.where(top < T.Q, seen, 1)
+            for _block in range(seen, blocks):
                 mbarrier.wait(k_full.index(ks), kp)
                 mbarrier.arrive(k_empty.index(ks), count=1)
                 ks, kp = following(ks, kp, C.STAGES)
@@ -222,9 +279,9 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
                     mbarrier.wait(turn.index(W), mine)
                     mbarrier.arrive(turn.index(NEXT), count=1)
                     mine ^= 1
-                blocks -= 1
+            blocks = seen
         mbarrier.wait(q_full.index(W), qp)
-        mbarrier.wait(k_full.index(ks), kp)
+        arrived(ks, kp, k_full, term_full, C)
         s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(ks), count=1)
@@ -243,7 +300,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         p = gl.convert_layout(p16, left)
         o = gl.zeros([C.ROWS, C.D], gl.float32, sums)
         for _block in range(1, blocks):
-            mbarrier.wait(k_full.index(ks), kp)
+            arrived(ks, kp, k_full, term_full, C)
             if C.TURNS:
                 mbarrier.wait(turn.index(W), mine)
             s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -269,7 +326,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
             p = gl.convert_layout(p16, left)
         if C.DISTANCE:
             x = q.load(left).to(gl.float32)
-            own = gl.convert_layout(gl.sum(x * x, 1), by_row) * (0.5 * a2)
+            half = gl.convert_layout(gl.sum(x * x, 1), by_row) * (0.5 * a2)
         mbarrier.arrive(q_empty.index(W), count=1)
         qp ^= 1
         mbarrier.wait(v_full.index(vs), vp)
@@ -283,22 +340,22 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         vs, vp = following(vs, vp, C.STAGES)
         stat = gl.zeros([C.ROWS], gl.float32, by_row)
         if C.DIVIDED:
-            # Where even the largest coefficient is next to nothing, a running maximum is wanted.
+            # Where even the largest coefficient is next to nothing, or one is very large, a running maximum is wanted.
             total = gl.convert_layout(total, by_row)
-            total = gl.where(total > LITTLE, total, float("nan"))
+            total = gl.where((total > LITTLE) & (total < LARGE), total, float("nan"))
             o = o * (1.0 / total)[:, None]
             stat = gl.log2(total)
         elif C.DISTANCE:
-            o = o * gl.exp2(-own)[:, None]
+            o = o * gl.exp2(-half)[:, None]
         if C.STAT:
             rows = top + gl.arange(0, C.ROWS, layout=by_row)
             if C.DISTANCE:
-                stat = gl.where(own < ROOM, stat, float("nan"))
+                stat = gl.where(half < ROOM, stat, float("nan"))
             if C.ACT == "tanh":
                 least = LEAST * (gl.minimum(rows + 1, T.K) if C.CAUSAL else T.K)
                 stat = gl.where(gl.convert_layout(total, by_row) >= least, stat, float("nan"))
-            if C.CAUSAL:
-                # A value that is not finite reaches rows that do not see it: 0 x NaN = NaN.
+            if C.CAUSAL or (C.DIVIDED and not C.DISTANCE):
+                # A value that is not finite reaches rows that do not see it: 0 x NaN = NaN. Nor need a sum of large coefficients be finite.
                 stat += gl.sum(o * 0.0, 1)
             gl.store(stats + head.to(gl.int64) * T.Q + rows, stat, mask=rows < T.Q)
         tma.store_wait(0)
@@ -340,24 +397,54 @@ def forward_kernel(
         one_buf.store(gl.full([8, C.COLS], 1.0, gl.bfloat16, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
         hopper.fence_async_shared()
     q_full, q_empty, turn = barriers_of(N, 1), barriers_of(N, 1), barriers_of(N, 1)
-    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
-    v_full, v_empty = barriers_of(S, 1), barriers_of(S, N)
+    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE and not C.INSIDE else 1), barriers_of(S, N + 1 if C.INSIDE else N)
+    v_full, v_empty, term_full = barriers_of(S, 1), barriers_of(S, N), barriers_of(S, 1)
     descs, tensors, counts = (q_desc, k_desc, v_desc, o_desc), (alpha, beta, norms, stats), (heads, H, G, together)
     buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf
-    barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, turn
+    barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, term_full, turn
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     third: gl.constexpr = 2
-    if N == 2:
-        gl.warp_specialize([
-            (consume, (first, descs, tensors, counts, buffers, barriers, T, C)),
-            (consume, (second, descs, tensors, counts, buffers, barriers, T, C)),
-            (produce, (descs, tensors, counts, buffers, barriers, T, C)),
-        ], [4, 1], [C.REGISTERS, 24])  # fmt: skip
+    given = descs, tensors, counts, buffers, barriers
+    # The warps that fetch and measure share what registers are left.
+    few: gl.constexpr = 24
+    if C.INSIDE and N == 2:
+        gl.warp_specialize(
+            [
+                (consume, (first, given, T, C)),
+                (consume, (second, given, T, C)),
+                (produce, (given, T, C)),
+                (measure, (given, T, C)),
+            ],
+            [4, 1, 2],
+            [C.REGISTERS, few, few],
+        )
+    elif C.INSIDE:
+        gl.warp_specialize(
+            [
+                (consume, (first, given, T, C)),
+                (consume, (second, given, T, C)),
+                (consume, (third, given, T, C)),
+                (produce, (given, T, C)),
+                (measure, (given, T, C)),
+            ],
+            [4, 4, 1, 2],
+            [C.REGISTERS, C.REGISTERS, few, few],
+        )
+    elif N == 2:
+        gl.warp_specialize(
+            [(consume, (first, given, T, C)), (consume, (second, given, T, C)), (produce, (given, T, C))],
+            [4, 1],
+            [C.REGISTERS, few],
+        )
     else:
-        gl.warp_specialize([
-            (consume, (first, descs, tensors, counts, buffers, barriers, T, C)),
-            (consume, (second, descs, tensors, counts, buffers, barriers, T, C)),
-            (consume, (third, descs, tensors, counts, buffers, barriers, T, C)),
-            (produce, (descs, tensors, counts, buffers, barriers, T, C)),
-        ], [4, 4, 1], [C.REGISTERS, C.REGISTERS, 24])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (consume, (first, given, T, C)),
+                (consume, (second, given, T, C)),
+                (consume, (third, given, T, C)),
+                (produce, (given, T, C)),
+            ],
+            [4, 4, 1],
+            [C.REGISTERS, C.REGISTERS, few],
+        )

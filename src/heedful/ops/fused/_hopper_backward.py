@@ -47,23 +47,30 @@ def weighed(t, C: gl.constexpr):
 
 
 @gluon.jit
-def score(s, own, terms, a2, b2, layout: gl.constexpr, C: gl.constexpr):
-    """Scores in the function's unit. `own` is the term of a key, `terms` are those of queries."""
-    if C.DISTANCE:
-        return s * a2 + (terms.load(gl.SliceLayout(0, layout))[None, :] + own[:, None])
-    elif C.BETA:
-        return s * a2 + b2
-    else:
-        return s * a2
+def scale(alpha, h, C: gl.constexpr):
+    """That of a head in the function's unit; not zero where terms of scores are divided by it."""
+    a2 = gl.load(alpha + h) * C.UNIT
+    return gl.where(gl.abs(a2) < 1e-30, 1e-30, a2) if C.DISTANCE or C.DIVIDED else a2
 
 
 @gluon.jit
-def descended(slope, dp, deltas, layout: gl.constexpr, C: gl.constexpr):
-    """Gradients of scores."""
-    if C.DIVIDED:
-        return slope * (dp - deltas.load(gl.SliceLayout(0, layout))[None, :])
+def spread(row, zero):
+    """A line of shared memory in every row of a block, in registers where this is written: copied later, between products that run, it
+    would make the next one wait for them."""
+    x = gl.broadcast(row.load(gl.SliceLayout(0, zero.type.layout))[None, :], zero)[0]
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def begun(own, terms, zero, C: gl.constexpr):
+    """What scores begin with, over their scale: the terms of a key, `own`, and of queries. Added later they would need registers beside
+    the products."""
+    if C.DISTANCE:
+        return terms.load(gl.SliceLayout(0, zero.type.layout))[None, :] + own[:, None]
+    elif C.DIVIDED:
+        return spread(terms, zero)
     else:
-        return slope * dp
+        return zero
 
 
 @gluon.jit
@@ -83,6 +90,7 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
     """Blocks of queries and gradients from the diagonal on; the keys and values of a tile with the first of them."""
     k_desc, v_desc, q_desc, do_desc, _, _, _ = descs
     alpha, _, _, shifts, deltas, _ = tensors
+    SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
     heads, H, together = counts
     k_buf, v_buf, q_buf, do_buf, _, _, term_buf, delta_buf, _ = buffers
     q_full, do_full, empty, own_full, own_empty, _, _, _ = barriers
@@ -94,15 +102,15 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
         k_row, v_row = b * T.k[0] + h * T.k[1] + top, b * T.v[0] + h * T.v[1] + top
         q_row, do_row = b * T.q[0] + h * T.q[1], b * T.do[0] + h * T.do[1]
         at = T.K - blocks * C.COLS
-        if C.DISTANCE:
-            factor = -1.0 if C.DIVIDED else -gl.load(alpha + h) * C.UNIT
+        if SHIFTED:
+            factor = -1.0 / scale(alpha, h, C) if C.DIVIDED else -1.0
             begin = head.to(gl.int64) * T.K
         for i in range(blocks):
-            if C.DISTANCE:
+            if SHIFTED:
                 # Before the wait, during which they arrive.
                 term = factor * gl.load(shifts + begin + at + cols)
                 if C.DIVIDED:
-                    delta = gl.load(deltas + begin + at + cols)
+                    delta = -gl.load(deltas + begin + at + cols)
             if i == 0:
                 for w in gl.static_range(C.CONSUMERS):
                     to = k_buf.index(own * C.CONSUMERS + w)
@@ -115,7 +123,7 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
             fetch(
                 do_desc, do_row + at, h * T.do[2], do_full.index(stage), empty.index(stage), parity, do_buf.index(stage)
             )
-            if C.DISTANCE:
+            if SHIFTED:
                 term_buf.index(stage).store(term)
                 if C.DIVIDED:
                     delta_buf.index(stage).store(delta)
@@ -168,10 +176,24 @@ def hand_over(W: gl.constexpr, ds, stage, parity, ds_buf, ds_full, ds_empty, C: 
 
 
 @gluon.jit
+def hidden(W: gl.constexpr, ring, buffers, barriers, C: gl.constexpr):
+    """A block of queries that see no key of this warpgroup: gradients of scores are zeros, which the other one multiplies as well."""
+    stage, parity, _, _, _ = ring
+    _, _, _, _, ds_buf, _, _, _, _ = buffers
+    _, _, empty, _, _, ds_full, ds_empty, turns = barriers
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
+    mbarrier.arrive(empty.index(stage), count=1)
+    if C.TURNS:
+        mbarrier.wait(turns.index(W), stage if W else stage ^ 1)
+        mbarrier.arrive(turns.index(1 - W), count=1)
+    hand_over(W, gl.zeros([C.ROWS, C.COLS], gl.bfloat16, scores), stage, parity, ds_buf, ds_full, ds_empty, C)
+
+
+@gluon.jit
 def meet(
-    W: gl.constexpr, IS_FIRST: gl.constexpr, CROSSES: gl.constexpr, ring, at, mine, keys, sums_of_keys, dq_smem, sums_desc, buffers, barriers, T, C: gl.constexpr
+    W: gl.constexpr, IS_FIRST: gl.constexpr, IS_ALONE: gl.constexpr, CROSSES: gl.constexpr, ring, at, mine, keys, sums_of_keys, dq_smem, sums_desc, buffers, barriers, T, C: gl.constexpr
 ):  # fmt: skip
-    """The keys of one warpgroup meet a block of queries that begins at `at`.
+    """The keys of one warpgroup meet a block of queries that begins at `at`: their first, one with no other before it, one that crosses the diagonal.
 
     While coefficients are made of scores the matrix unit multiplies for dp, while gradients of scores are made for dv, while dq is
     added up for dk. All is waited for in two places, where registers are to be had again.
@@ -192,13 +214,19 @@ def meet(
     )
     zero = gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
     mbarrier.wait(q_full.index(stage), parity)
-    s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(do_full.index(stage), parity)
-    dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
+    if SHIFTED:
+        mbarrier.wait(do_full.index(stage), parity)  # terms come with the gradients
+    s = begun(term, term_buf.index(stage), zero, C)
+    dp = spread(delta_buf.index(stage), zero) if C.DIVIDED else zero
+    s = warpgroup_mma(k, q.permute((1, 0)), s, use_acc=SHIFTED, is_async=True)
+    if not SHIFTED:
+        mbarrier.wait(do_full.index(stage), parity)
+    dp = warpgroup_mma(v, do.permute((1, 0)), dp, use_acc=C.DIVIDED, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
     if C.TURNS:
         mbarrier.wait(turns.index(W), stage if W else stage ^ 1)
-    t = score(s, term, term_buf.index(stage), a2, b2, scores, C)
+    t = s * a2 + b2 if C.BETA and not C.DISTANCE else s * a2
     if CROSSES:
         # Minus infinity has a coefficient of zero.
         first = gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, scores)) + (mine - at)
@@ -210,21 +238,21 @@ def meet(
     if C.TURNS:
         mbarrier.arrive(turns.index(1 - W), count=1)
     dp, slope = warpgroup_mma_wait(1, deps=(dp, slope))
-    ds32 = descended(slope, dp, delta_buf.index(stage), scores, C)
+    ds32 = slope * dp
     if CROSSES:
         ds32 = gl.where(keep, ds32, 0.0)
-    if C.DIVIDED:
+    if C.DIVIDED and C.DISTANCE:
         total += gl.sum(ds32, 1)
     ds = rounded(ds32)
     dv, p = warpgroup_mma_wait(0, deps=(dv, p))
     hand_over(W, ds, stage, parity, ds_buf, ds_full, ds_empty, C)
     ds = gl.convert_layout(ds, factor)
-    if IS_FIRST:
+    if IS_ALONE:
         dk = warpgroup_mma(ds, q, dk, use_acc=False, is_async=True)
     else:
         mbarrier.wait(ds_full.index(last), before)
         dq = of_queries(W, last, own, ds_buf, k_buf, C)
-        dk = warpgroup_mma(ds, q, dk, is_async=True)
+        dk = warpgroup_mma(ds, q, dk, use_acc=not IS_FIRST, is_async=True)
         dq = warpgroup_mma_wait(1, deps=(dq,))
         mbarrier.arrive(ds_empty.index(last), count=1)
         add_up(W, sums_desc, dq, dq_smem, head, at - C.COLS, T, C)
@@ -244,46 +272,75 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
     by_key: gl.constexpr = gl.SliceLayout(1, scores)
-    # Blocks that cross the diagonal; others are behind them.
-    CROSSED: gl.constexpr = C.CONSUMERS * C.ROWS // C.COLS if C.CAUSAL else 0
-    ALONE: gl.constexpr = 2 if CROSSED == 2 else 1
+    # Where blocks are as small as the keys of a warpgroup, none of the first one's queries sees the keys of the second.
+    HIDDEN: gl.constexpr = W == 1 and C.CAUSAL and C.COLS == C.ROWS
     dq_smem = dq_buf.index(W)
     out_smem = dq_smem._reinterpret(gl.bfloat16, [C.ROWS, C.D], dk_desc.layout)
     stage, parity, own, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     for step in range(steps(heads, T, C)):
         head, top, blocks = sight(step, heads, together, T, C)
         mine = top + W * C.ROWS
-        a2 = gl.load(alpha + head % H) * C.UNIT
+        a2 = scale(alpha, head % H, C)
         b2 = gl.load(beta + head % H) * C.UNIT if C.BETA else 0.0
         term = gl.zeros([C.ROWS], gl.float32, by_key)
+        mbarrier.wait(own_full.index(own), turn)
         if C.DISTANCE:
-            rows = mine + gl.arange(0, C.ROWS, layout=by_key)
-            term = b2 - a2 * gl.load(norms + head.to(gl.int64) * T.Q + rows)
+            x = k_buf.index(own * C.CONSUMERS + W).load(sums).to(gl.float32)
+            half = gl.convert_layout(gl.sum(x * x, 1) * 0.5, by_key)
+            term = b2 / a2 - half
+            if C.CAUSAL:
+                rows = mine + gl.arange(0, C.ROWS, layout=by_key)
+                gl.store(norms + head.to(gl.int64) * T.Q + rows, half)
         keys = head, term, a2, b2
         at = T.K - blocks * C.COLS
         dk = gl.zeros([C.ROWS, C.D], gl.float32, sums)
         dv = gl.zeros([C.ROWS, C.D], gl.float32, sums)
         total = gl.zeros([C.ROWS], gl.float32, by_key)
-        mbarrier.wait(own_full.index(own), turn)
         ring = stage, parity, stage, parity, own
+        if HIDDEN:
+            hidden(W, ring, buffers, barriers, C)
+            last, before = stage, parity
+            stage, parity = following(stage, parity, C.STAGES)
+            at += C.COLS
+            ring = stage, parity, last, before, own
         dk, dv, total = meet(
-            W, True, CROSSED > 0, ring, at, mine, keys, (dk, dv, total), dq_smem, sums_desc, buffers, barriers, T, C
+            W,
+            True,
+            not HIDDEN,
+            C.CAUSAL,
+            ring,
+            at,
+            mine,
+            keys,
+            (dk, dv, total),
+            dq_smem,
+            sums_desc,
+            buffers,
+            barriers,
+            T,
+            C,
         )
-        if CROSSED == 2:
+        for _block in range(2 if HIDDEN else 1, blocks):
             last, before = stage, parity
             stage, parity = following(stage, parity, C.STAGES)
             at += C.COLS
             ring = stage, parity, last, before, own
             dk, dv, total = meet(
-                W, False, True, ring, at, mine, keys, (dk, dv, total), dq_smem, sums_desc, buffers, barriers, T, C
-            )
-        for _block in range(ALONE, blocks):
-            last, before = stage, parity
-            stage, parity = following(stage, parity, C.STAGES)
-            at += C.COLS
-            ring = stage, parity, last, before, own
-            dk, dv, total = meet(
-                W, False, False, ring, at, mine, keys, (dk, dv, total), dq_smem, sums_desc, buffers, barriers, T, C
+                W,
+                False,
+                False,
+                False,
+                ring,
+                at,
+                mine,
+                keys,
+                (dk, dv, total),
+                dq_smem,
+                sums_desc,
+                buffers,
+                barriers,
+                T,
+                C,
             )
         mbarrier.wait(ds_full.index(stage), parity)
         dq = of_queries(W, stage, own, ds_buf, k_buf, C)
@@ -301,7 +358,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
             dk -= by[:, None] * k.load(sums).to(gl.float32)
         mbarrier.arrive(own_empty.index(own), count=1)
         own, turn = following(own, turn, C.OWN)
-        dk *= a2 * ((2.0 if C.ACT == "relu_squared" else 1.0) / C.UNIT)
+        dk *= gl.load(alpha + head % H) * (2.0 if C.ACT == "relu_squared" else 1.0)
         if C.CAUSAL:
             # What is not finite reaches keys that nobody sees it through: 0 x NaN = NaN.
             mark = gl.max(gl.where(gl.sum(dk * 0.0 + dv * 0.0, 1) == 0.0, 0, 1), 0)
@@ -323,7 +380,7 @@ def backward_kernel(
 ):  # fmt: skip
     """Buffers and barriers of one program, and the parts of its warps.
 
-    `norms` are half those of keys squared, `shifts` log2 of the sums of rows or half their squared norms; `sums` of dq begin with zeros.
+    `shifts` are log2 of the sums of rows, or half the squared norms of queries; under causality `norms` get those of keys.
     """
     N: gl.constexpr = C.CONSUMERS
     S: gl.constexpr = C.STAGES
@@ -335,13 +392,14 @@ def backward_kernel(
     ds_buf = gl.allocate_shared_memory(gl.bfloat16, [S * N, C.ROWS, C.COLS], handed)
     dq_buf = gl.allocate_shared_memory(gl.float32, [N, 64, 64], sums_desc.layout)
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    term_buf = gl.allocate_shared_memory(gl.float32, [S, C.COLS if C.DISTANCE else 1], line)
+    SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
+    term_buf = gl.allocate_shared_memory(gl.float32, [S, C.COLS if SHIFTED else 1], line)
     delta_buf = gl.allocate_shared_memory(gl.float32, [S, C.COLS if C.DIVIDED else 1], line)
     # Columns are read when they are needed; computed, they would be kept in registers.
     col_buf = gl.allocate_shared_memory(gl.int32, [C.COLS if C.CAUSAL else 1], line)
     if C.CAUSAL:
         col_buf.store(gl.arange(0, C.COLS, layout=gl.BlockedLayout([1], [32], [4], [0])))
-    q_full, do_full, empty = barriers_of(S, 1), barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
+    q_full, do_full, empty = barriers_of(S, 1), barriers_of(S, 2 if SHIFTED else 1), barriers_of(S, N)
     own_full, own_empty = barriers_of(C.OWN, 2 * N), barriers_of(C.OWN, N)
     ds_full, ds_empty, turns = barriers_of(S, N), barriers_of(S, N), barriers_of(N, 1)
     descs = k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc

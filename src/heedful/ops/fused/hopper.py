@@ -12,13 +12,18 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from heedful.ops.fused import _hopper
+from heedful.ops.fused import _blocks, _hopper
 from heedful.ops.fused._blocks import Constants
 from heedful.ops.fused._device import chip
 from heedful.ops.fused.activations import UNITS
 
 if TYPE_CHECKING:
     from heedful.ops.fused.launch import Problem
+
+ROWS = 64  # keys whose norms a program takes
+
+# By head size: up to how many queries norms of keys are taken with every tile, in less time than a launch before takes.
+BRIEF = {64: 1024, 128: 512}
 
 # Of how many heads tiles may be ordered together.
 TOGETHER = (2, 4, 8, 16, 32)
@@ -52,6 +57,7 @@ class Form:
     STAT: bool = False
     ONES: bool = False  # rows are summed by the matrix unit, as products with ones
     TURNS: bool = True  # warpgroups multiply one after the other
+    INSIDE: bool = False  # norms of keys are taken here, not before
     ROWS: int = 64  # of a warpgroup
     COLS: int = 128  # keys of a block
 
@@ -91,8 +97,8 @@ def refuse(problem: Problem) -> str | None:
         return f"causality of as many queries as keys, got j - i <= {problem.high} of {Q} and {K}"
     if problem.activation not in (("exp",) if problem.distance else ("exp", "sigmoid", "tanh", "relu_squared")):
         return f"exp, and of products sigmoid and relu_squared, got {problem.activation}"
-    if problem.division not in ((0, 1) if problem.distance else (0,)):
-        return "rows are divided by their sum alone, and where distances are taken"
+    if problem.division not in ((0, 1) if problem.activation == "exp" else (0,)):
+        return "rows are divided by their sum alone, and where it is one of exponentials"
     if query.shape[-1] not in (64, 128) or value.shape[-1] != query.shape[-1]:
         return f"head sizes 64 and 128, got {query.shape[-1]} and {value.shape[-1]}"
     if not Q or not K or Q % 128 or K % 128 or H % G:
@@ -133,10 +139,10 @@ def form(problem: Problem, stat: bool) -> Form:
     # By head size: what fits into shared memory and registers.
     sizes = (128, 2, 2, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 160, False)
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
-    # At head size 128 the matrix unit is the one that has no time to spare. A sum that divides a row is added up: so it was compared
-    # with float64 on many tiles; that of a tangent decides alone whether the row is left.
-    ones = problem.query.shape[-1] == 64 and problem.activation == "tanh" and stat
-    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones)
+    # At head size 128 the matrix unit is the one that has no time to spare; at 64 there are no registers for what is added up.
+    size, sums = problem.query.shape[-1], problem.division == 1 or (problem.activation == "tanh" and stat)
+    inside = problem.distance and problem.query.shape[2] <= BRIEF[size]
+    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, size == 64 and sums, INSIDE=inside)
 
 
 @cache
@@ -147,14 +153,18 @@ def constants(chosen: Form) -> Constants:
 def forward(
     problem: Problem, out: Tensor, stat: Tensor | None, halves: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None
 ) -> None:  # fmt: skip
-    """Launches the kernel once. Half squared norms of keys `[B, G, K]` and `stat` `[B, H, Q]` are needed where distances are taken.
+    """Launches the kernel, behind one that takes norms where this does not take them itself.
 
-    `stat` gets NaN for rows that are left to another kernel: those beyond the range of a short form, under causality those that are
-    not finite, of a hyperbolic tangent those whose coefficients are small. All others get log2 of their sum, or zero where nothing divides them.
+    Where distances are taken `halves` `[B, G, K]` get half the squared norms of keys. `stat` `[B, H, Q]` gets NaN for rows that are left
+    to another kernel: those beyond the range of a short form, under causality those that are not finite, of a hyperbolic tangent those
+    whose coefficients are small. All others get log2 of their sum, or zero where nothing divides them.
     """
     chosen = chosen or form(problem, stat is not None)
     B, H, G, Q, K = problem.sizes
-    processors = chip(problem.query.device).processors
+    key, processors = problem.key, chip(problem.query.device).processors
+    if halves is not None and not chosen.INSIDE:
+        sizes = 0.5, chosen.D, chosen.D, ROWS
+        launch(_blocks.row_dot, (B * G * K // ROWS,), key, key, halves, G, K, *key.stride()[:3], *key.stride()[:3], *sizes, num_warps=4)  # fmt: skip
     programs, together = balance(B * H, Q, K, chosen.ROWS * chosen.CONSUMERS, chosen.CAUSAL, processors)
     descs, begins = [], []
     heights = chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS

@@ -88,9 +88,10 @@ def backward(
 ) -> None:  # fmt: skip
     """Launches the kernel once.
 
-    Where distances are taken it needs half the squared norms of keys, `norms` `[B, H, K]`, and `shifts` `[B, H, Q]`: those of queries,
-    or forward's `stat` where rows are divided, then also `deltas` = out . above. `sums` `[B, H, Q, D]`, float32, hold zeros; sums of ds' k
-    are added to them. Under causality `left` `[B * H * K / 64]`, int32, gets one for every 64 keys whose results are not finite, else zero.
+    Where rows are divided it needs forward's `stat` as `shifts` `[B, H, Q]`, and `deltas` = out . above; of distances that are not
+    divided half the squared norms of queries as `shifts`. Sums of ds' k are added to `sums` `[B, H, Q, D]`, float32. Under causality
+    `norms` `[B, H, K]` get half the squared norms of keys, where distances are taken, and `left` `[B * H * K / 64]`, int32, one for every 64
+    keys whose results are not finite, else zero.
     """
     chosen = chosen or form(problem)
     B, H, _, Q, K = problem.sizes

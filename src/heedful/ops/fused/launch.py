@@ -109,13 +109,13 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
     device = problem.query.device
     out = recorder.made(torch.empty(B, H, Q, problem.value.shape[-1], dtype=problem.value.dtype, device=device))
     stat = recorder.made(torch.empty((B, H, Q) if problem.division else (0,), dtype=torch.float32, device=device))
-    halves = None, _half(problem.key, recorder) if problem.distance else None
     late = problem.distance and problem.bias is None and problem.left is None
     quick = problem.activation == "tanh"
     on_hopper = _hopper(problem)
+    halves = None, _half(problem.key, recorder, is_made=on_hopper is not None) if problem.distance else None
     mark = stat
     if on_hopper is not None:
-        leaves = problem.distance or quick or problem.high is not None
+        leaves = problem.distance or problem.division or quick or problem.high is not None
         if leaves and not problem.division:
             mark = recorder.made(torch.empty(B, H, Q, dtype=torch.float32, device=device), is_scratch=True)
         on_hopper(problem, out, mark if leaves else None, halves[1], recorder.launch)
@@ -218,10 +218,10 @@ def _backward_anew(
     out = out.contiguous()
     delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
     half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
-    halves = half, _half(key, recorder) if problem.distance else None
     on_hopper = None if any(needs) else _hopper_backward(problem, above)
     # What is hidden and not finite: 0 x NaN = NaN.
     leaves = on_hopper is not None and problem.high is not None
+    halves = half, _half(key, recorder, is_made=on_hopper is not None) if problem.distance else None
 
     def flags(length: int) -> Tensor | None:
         made = torch.empty(B * H * length // 64 if leaves else 0, dtype=torch.int32, device=device)
@@ -288,19 +288,28 @@ def _in_one_pass(
     query, D, divided = problem.query, problem.query.shape[-1], problem.division == 1
     dq, dk, dv = gradients
     sums = recorder.made(torch.empty(B, H, Q, D, dtype=torch.float32, device=query.device), is_scratch=True)
-    dots = delta if divided else halves[0]
-    x, y, factor = (above, out, 1.0) if divided else (query, query, 0.5)
-    grid, strides = (B * H * Q // ROWS,), (*x.stride()[:3], *y.stride()[:3])
-    options = {"num_warps": 4}
+    grid, options = (B * H * Q // ROWS,), {"num_warps": 4}
     recorder.launch(
-        _backward.clear, grid, sums, x, y, dots, H, Q, *strides, factor, D, ROWS, dots is not None, **options
-    )
-    kernel(problem, above, stat if divided else halves[0], delta, halves[1], sums, dk, dv, marks[1], recorder.launch)
-    own, factor = problem.distance and not divided, 2.0 if problem.activation == "relu_squared" else 1.0
-    recorder.launch(
-        _backward.conclude, grid, sums, query, above, out, dq, marks[0], problem.alpha, H, Q, *query.stride()[:3], *above.stride()[:3],
-        factor, D, ROWS, own, marks[0] is not None, **options,
+        _backward.clear, grid, sums, query, above, out, delta if divided else halves[0], H, Q, *query.stride()[:3],
+        *above.stride()[:3], D, ROWS, divided, problem.distance, **options,
     )  # fmt: skip
+    kernel(problem, above, stat if divided else halves[0], delta, halves[1], sums, dk, dv, marks[1], recorder.launch)
+    factor = 2.0 if problem.activation == "relu_squared" else 1.0
+    recorder.launch(
+        _backward.conclude,
+        grid,
+        sums,
+        dq,
+        marks[0],
+        problem.alpha,
+        H,
+        Q,
+        factor,
+        D,
+        ROWS,
+        marks[0] is not None,
+        **options,
+    )
 
 
 def row_dot(x: Tensor, y: Tensor, factor: float = 1.0, recorder: Recorder | None = None) -> Tensor:
@@ -322,7 +331,10 @@ def _like(gradient: Tensor, leaf: Tensor | None) -> Tensor:
     return gradient.sum_to_size(leaf.shape).to(leaf.dtype)
 
 
-def _half(x: Tensor, recorder: Recorder) -> Tensor:
+def _half(x: Tensor, recorder: Recorder, *, is_made: bool = False) -> Tensor:
+    """Half the squared norm of every row, or room for it where another kernel makes it."""
+    if is_made:
+        return recorder.made(torch.empty(x.shape[:3], dtype=torch.float32, device=x.device), is_scratch=True)
     return row_dot(x, x, 0.5, recorder)
 
 
