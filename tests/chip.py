@@ -385,6 +385,7 @@ gl = SimpleNamespace(
     where=_where, minimum=lambda x, y, propagate_nan=None: torch.minimum(block(x), block(y)),
     maximum=lambda x, y, propagate_nan=None: torch.maximum(block(x), block(y)),
     abs=torch.abs, exp2=torch.exp2, log2=torch.log2, sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis),
+    reshape=lambda x, shape: block(x.reshape(shape)),
     convert_layout=lambda x, layout: x, broadcast=lambda x, y: (x.expand(y.shape), y),
     load=_load, store=_store, allocate_shared_memory=_allocate, inline_asm_elementwise=inline_asm_elementwise,
     warp_specialize=lambda parts, warps, registers: LOCAL.warps.parts.extend(parts),
@@ -392,6 +393,7 @@ gl = SimpleNamespace(
 STANDS_FOR = {
     "gl": gl, "mbarrier": mbarrier, "tma": tma, "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
     "hopper": SimpleNamespace(fence_async_shared=fence_async_shared), "add_shared_to_global": tma.add_shared_to_global,
+    "gdc_launch_dependents": lambda: None, "gdc_wait": lambda: None,
 }  # fmt: skip
 
 

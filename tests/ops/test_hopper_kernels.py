@@ -101,16 +101,6 @@ def test_forward(kernel, size, causal, chip):
     assert all(bool(marks.isfinite().all()) for marks in (stat, *chip.left))
 
 
-@pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("kernel", ["gaussian raw", "gaussian"])
-def test_norms_of_keys_by_a_launch_before(kernel, size, monkeypatch):
-    given = problem(kernel, size, causal=False, key_heads=2)
-    assert hopper.form(given, stat=True).INSIDE
-    wanted = launch.forward(given)
-    monkeypatch.setattr(hopper, "BRIEF", {64: 0, 128: 0})
-    torch.testing.assert_close(launch.forward(given), wanted, rtol=1e-2, atol=1e-3)
-
-
 @pytest.mark.parametrize("factor", [1.0, 20.0, 300.0])
 @pytest.mark.parametrize("kernel", ["softmax", "gaussian"])
 def test_rows_beyond_the_range_are_left(kernel, factor, chip):

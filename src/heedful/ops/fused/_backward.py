@@ -16,6 +16,7 @@ import triton.language as tl
 
 from heedful.ops.fused._blocks import base, clean, factor, of_keys, of_pairs, place, tile, visible
 from heedful.ops.fused._forward import ROOM, are_enough, half_square, stretch
+from heedful.ops.fused._linked import linked
 from heedful.ops.fused.activations import coefficient, slope
 
 
@@ -31,6 +32,7 @@ def backward_rows(
 @triton.jit
 def rows_left(q_, k_, v_, do_, again_, out_, dq_, stat_, delta_, left_, count, T, C: tl.constexpr, SPAN: tl.constexpr):
     """The same for blocks of rows that another kernel has left, by its flags for every 64 of them."""
+    linked()
     blocks = T.Q // C.BM
     for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
         if is_left(left_, first, count, C.BM, SPAN):
@@ -45,6 +47,7 @@ def columns_left(
     q_, k_, v_, do_, again_, dk_, dv_, stat_, delta_, left_, count, T, C: tl.constexpr, SPAN: tl.constexpr
 ):
     """And for blocks of keys."""
+    linked()
     blocks = T.K // C.BN
     for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
         if is_left(left_, first, count, C.BN, SPAN):
@@ -434,6 +437,7 @@ def clear(
 
     The gradient of a distance loses q_i sum_j ds_ij, where sum_j p_ij (do_i . v_j) = do_i . out_i: of rows that are divided that is zero.
     """
+    linked()
     blocks = n // BM
     pid = tl.program_id(0)
     b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
@@ -455,6 +459,7 @@ def clear(
 @triton.jit
 def conclude(sums_, dq_, left_, alpha_, H, n, factor, D: tl.constexpr, BM: tl.constexpr, MARKS: tl.constexpr):
     """Gradients of queries [B, H, n, D] from their sums; flags for those of 64 rows that are not finite, where asked for."""
+    linked()
     blocks = n // BM
     pid = tl.program_id(0)
     rows, d = pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from heedful.ops.fused._blocks import base, clean, factor, not_finite, of_keys, of_pairs, place, tile, visible
+from heedful.ops.fused._linked import linked
 from heedful.ops.fused.activations import coefficient
 
 # How far, in powers of two, a term that is constant along a loop may be left out of the exponent and multiplied in behind it.
@@ -23,9 +24,21 @@ def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
 
 
 @triton.jit
+def half_squares(x_, out_, H, n, xb, xh, xn, D: tl.constexpr, BM: tl.constexpr):
+    """Half the squared norm of every row, for the kernel behind."""
+    linked()
+    blocks = n // BM
+    pid = tl.program_id(0)
+    b, h, rows = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM)
+    x = tl.load(base(x_, xb, xh, b, h) + rows.to(tl.int64)[:, None] * xn + tl.arange(0, D)[None, :])
+    tl.store(out_ + (b * H + h).to(tl.int64) * n + rows, half_square(x))
+
+
+@triton.jit
 def forward_left(q_, k_, v_, out_, stat_, count, T, C: tl.constexpr, SPAN: tl.constexpr):
     """The same for blocks that another kernel has left: those with a row whose `stat` is NaN. Most often there are none: programs look
     through SPAN blocks at once, whose rows lie one behind the other."""
+    linked()
     blocks = T.Q // C.BM
     for first in range(tl.program_id(0) * SPAN, count, tl.num_programs(0) * SPAN):
         several = first * C.BM + tl.arange(0, SPAN * C.BM)

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from heedful.ops.fused._forward import LARGE, LEAST, LITTLE, ROOM
 
@@ -88,13 +89,16 @@ def place(step, heads, together, T, C: gl.constexpr):
     tall: gl.constexpr = C.CONSUMERS * C.ROWS
     parts = gl.cdiv(T.Q, tall)
     tile = step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
-    first = tile // (parts * together) * together
-    side = gl.minimum(heads - first, together)
-    inside = tile - first * parts
-    part, head, blocks = inside // side, first + inside % side, T.K // C.COLS
+    blocks = T.K // C.COLS
     if C.CAUSAL:
-        part = parts - 1 - part
+        first = tile // (parts * together) * together
+        side = gl.maximum(gl.minimum(heads - first, together), 1)
+        inside = tile - first * parts
+        part, head = parts - 1 - inside // side, first + inside % side
         blocks = gl.minimum((part * tall + tall - 1) // C.COLS + 1, blocks)
+    else:
+        head = tile // parts
+        part = tile - head * parts
     return head, part * tall, blocks
 
 
@@ -121,16 +125,24 @@ def produce(given, T, C: gl.constexpr):
     alpha, beta, norms, _ = tensors
     heads, H, G, together = counts
     q_buf, k_buf, v_buf, _, term_buf, _, _ = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, _, _ = barriers
-    READ: gl.constexpr = C.DISTANCE and not C.INSIDE
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
     cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([4], [32], [1], [0]))
-    ks, kp, vs, vp, qp = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(1)
+    ks, kp, vs, vp, qs, qp = (
+        gl.to_tensor(0),
+        gl.to_tensor(1),
+        gl.to_tensor(0),
+        gl.to_tensor(1),
+        gl.to_tensor(0),
+        gl.to_tensor(1),
+    )
+    if C.DISTANCE:
+        gdc_wait()  # for norms
     for step in range(steps(heads, T, C)):
         head, top, blocks = place(step, heads, together, T, C)
         b, h = head // H, head % H
         g = h // (H // G)
         q_row, k_row, v_row = b * T.q[0] + h * T.q[1] + top, b * T.k[0] + g * T.k[1], b * T.v[0] + g * T.v[1]
-        if READ:
+        if C.DISTANCE:
             a2, b2 = of_head(alpha, beta, h, C)
             ours = norms + (b * G + g).to(gl.int64) * (T.K // C.COLS * C.COLS) + cols
             ahead = gl.load(ours + (blocks - 1) * C.COLS)
@@ -138,7 +150,7 @@ def produce(given, T, C: gl.constexpr):
             at = (blocks - 1 - i) * C.COLS
             if i < blocks:
                 fetch(k_desc, k_row + at, g * T.k[2], k_full.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
-                if READ:
+                if C.DISTANCE:
                     # Twice as many places as of keys, since these are given back before their terms are read.
                     term_buf.index(ks + C.STAGES * (kp ^ 1)).store(b2 - a2 * ahead)
                     mbarrier.arrive(k_full.index(ks), count=1)
@@ -146,65 +158,19 @@ def produce(given, T, C: gl.constexpr):
                 ks, kp = following(ks, kp, C.STAGES)
             if i == 0:
                 for w in gl.static_range(C.CONSUMERS):
-                    row = q_row + w * C.ROWS
-                    fetch(q_desc, row, h * T.q[2], q_full.index(w), q_empty.index(w), qp, q_buf.index(w))
+                    row, to = q_row + w * C.ROWS, qs * C.CONSUMERS + w
+                    fetch(q_desc, row, h * T.q[2], q_full.index(to), q_empty.index(to), qp, q_buf.index(to))
             else:
                 row = v_row + at + C.COLS
                 fetch(v_desc, row, g * T.v[2], v_full.index(vs), v_empty.index(vs), vp, v_buf.index(vs))
                 vs, vp = following(vs, vp, C.STAGES)
-        qp ^= 1
+        qs, qp = following(qs, qp, C.AHEAD)
 
 
 @gluon.jit
 def of_head(alpha, beta, h, C: gl.constexpr):
     """Scale and term of the scores of a head, in the function's unit."""
     return gl.load(alpha + h) * C.UNIT, gl.load(beta + h) * C.UNIT if C.BETA else 0.0
-
-
-@gluon.jit
-def measure(given, T, C: gl.constexpr):
-    """Half the squared norms of keys, as they come, as terms of their scores; the last rows of a head see all of its keys and keep them.
-
-    For few queries a head that is less than a pass over the keys before this kernel.
-    """
-    _, tensors, counts, buffers, barriers = given
-    alpha, beta, norms, _ = tensors
-    heads, H, G, together = counts
-    _, k_buf, _, _, term_buf, _, _ = buffers
-    _, _, k_full, k_empty, _, _, term_full, _ = barriers
-    # A thread holds 32 numbers of a key.
-    beside: gl.constexpr = C.D // 32
-    several: gl.constexpr = 2 * 32 // beside
-    numbers: gl.constexpr = gl.BlockedLayout([1, 32], [32 // beside, beside], [2, 1], [1, 0])
-    by_key: gl.constexpr = gl.SliceLayout(1, numbers)
-    ks, kp = gl.to_tensor(0), gl.to_tensor(0)
-    for step in range(steps(heads, T, C)):
-        head, top, blocks = place(step, heads, together, T, C)
-        b, h = head // H, head % H
-        a2, b2 = of_head(alpha, beta, h, C)
-        ours = norms + (b * G + h // (H // G)).to(gl.int64) * T.K + gl.arange(0, several, layout=by_key)
-        is_last = top + C.CONSUMERS * C.ROWS >= T.Q
-        for i in range(blocks):
-            at = (blocks - 1 - i) * C.COLS
-            mbarrier.wait(k_full.index(ks), kp)
-            for part in gl.static_range(C.COLS // several):
-                x = k_buf.index(ks).slice(part * several, several, 0).load(numbers).to(gl.float32)
-                half = 0.5 * gl.sum(x * x, 1)
-                terms = term_buf.index(ks + C.STAGES * kp).slice(part * several, several, 0)
-                terms.store(b2 - a2 * half)
-                if is_last:
-                    gl.store(ours + at + part * several, half)
-            mbarrier.arrive(term_full.index(ks), count=1)
-            mbarrier.arrive(k_empty.index(ks), count=1)
-            ks, kp = following(ks, kp, C.STAGES)
-
-
-@gluon.jit
-def arrived(ks, kp, k_full, term_full, C: gl.constexpr):
-    """Waits for a block of keys and for what is made of it."""
-    mbarrier.wait(k_full.index(ks), kp)
-    if C.INSIDE:
-        mbarrier.wait(term_full.index(ks), kp)
 
 
 @gluon.jit
@@ -246,7 +212,7 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
     alpha, beta, _, stats = tensors
     heads, H, _, together = counts
     q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, term_full, turn = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
@@ -255,11 +221,18 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
     tally: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
     ones = one_buf.permute((1, 0))
     NEXT: gl.constexpr = (W + 1) % C.CONSUMERS
-    q, o_smem, zero = q_buf.index(W), o_buf.index(W), gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
-    ks, kp, vs, vp, qp = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    o_smem, zero = o_buf.index(W), gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
+    ks, kp, vs, vp, qs, qp = (
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+    )
     mine = gl.to_tensor(1 if W == 0 else 0)  # the first turn of all is free
+    head, top, blocks = place(gl.to_tensor(0), heads, together, T, C)
     for step in range(steps(heads, T, C)):
-        head, top, blocks = place(step, heads, together, T, C)
         top += W * C.ROWS
         a2, b2 = of_head(alpha, beta, head % H, C)
         if C.ROWS * C.CONSUMERS != C.COLS:
@@ -280,8 +253,9 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
                     mbarrier.arrive(turn.index(NEXT), count=1)
                     mine ^= 1
             blocks = seen
-        mbarrier.wait(q_full.index(W), qp)
-        arrived(ks, kp, k_full, term_full, C)
+        q = q_buf.index(qs * C.CONSUMERS + W)
+        mbarrier.wait(q_full.index(qs * C.CONSUMERS + W), qp)
+        mbarrier.wait(k_full.index(ks), kp)
         s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(ks), count=1)
@@ -300,7 +274,7 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
         p = gl.convert_layout(p16, left)
         o = gl.zeros([C.ROWS, C.D], gl.float32, sums)
         for _block in range(1, blocks):
-            arrived(ks, kp, k_full, term_full, C)
+            mbarrier.wait(k_full.index(ks), kp)
             if C.TURNS:
                 mbarrier.wait(turn.index(W), mine)
             s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -327,10 +301,11 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
         if C.DISTANCE:
             x = q.load(left).to(gl.float32)
             half = gl.convert_layout(gl.sum(x * x, 1), by_row) * (0.5 * a2)
-        mbarrier.arrive(q_empty.index(W), count=1)
-        qp ^= 1
+        mbarrier.arrive(q_empty.index(qs * C.CONSUMERS + W), count=1)
+        qs, qp = following(qs, qp, C.AHEAD)
         mbarrier.wait(v_full.index(vs), vp)
         o, total = multiply(p, v_buf.index(vs), ones, o, total, C)
+        then = place(step + 1, heads, together, T, C)  # while the matrix unit multiplies
         if C.ONES:
             o, total = warpgroup_mma_wait(0, deps=(o, total))
             total = gl.sum(total * 0.125, 1)
@@ -363,6 +338,7 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
         hopper.fence_async_shared()
         if top < T.Q:
             tma.async_copy_shared_to_global(o_desc, [head * T.Q + top, 0], o_smem)
+        head, top, blocks = then
     tma.store_wait(0)
 
 
@@ -379,9 +355,10 @@ def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, alpha, beta, norms, stats, heads, H, G, together, T, C: gl.constexpr
 ):  # fmt: skip
     """Buffers and barriers of one program, and the parts of its warps. Of heads there are H in each batch, with G of keys."""
+    gdc_launch_dependents()
     N: gl.constexpr = C.CONSUMERS
     S: gl.constexpr = C.STAGES
-    q_buf = gl.allocate_shared_memory(gl.bfloat16, [N, C.ROWS, C.D], q_desc.layout)
+    q_buf = gl.allocate_shared_memory(gl.bfloat16, [C.AHEAD * N, C.ROWS, C.D], q_desc.layout)
     k_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS, C.D], k_desc.layout)
     v_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS, C.D], v_desc.layout)
     o_buf = gl.allocate_shared_memory(gl.bfloat16, [N, C.ROWS, C.D], o_desc.layout)
@@ -396,42 +373,18 @@ def forward_kernel(
     if C.ONES:
         one_buf.store(gl.full([8, C.COLS], 1.0, gl.bfloat16, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
         hopper.fence_async_shared()
-    q_full, q_empty, turn = barriers_of(N, 1), barriers_of(N, 1), barriers_of(N, 1)
-    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE and not C.INSIDE else 1), barriers_of(S, N + 1 if C.INSIDE else N)
-    v_full, v_empty, term_full = barriers_of(S, 1), barriers_of(S, N), barriers_of(S, 1)
+    q_full, q_empty, turn = barriers_of(C.AHEAD * N, 1), barriers_of(C.AHEAD * N, 1), barriers_of(N, 1)
+    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
+    v_full, v_empty = barriers_of(S, 1), barriers_of(S, N)
     descs, tensors, counts = (q_desc, k_desc, v_desc, o_desc), (alpha, beta, norms, stats), (heads, H, G, together)
     buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf
-    barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, term_full, turn
+    barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, turn
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     third: gl.constexpr = 2
     given = descs, tensors, counts, buffers, barriers
-    # The warps that fetch and measure share what registers are left.
     few: gl.constexpr = 24
-    if C.INSIDE and N == 2:
-        gl.warp_specialize(
-            [
-                (consume, (first, given, T, C)),
-                (consume, (second, given, T, C)),
-                (produce, (given, T, C)),
-                (measure, (given, T, C)),
-            ],
-            [4, 1, 2],
-            [C.REGISTERS, few, few],
-        )
-    elif C.INSIDE:
-        gl.warp_specialize(
-            [
-                (consume, (first, given, T, C)),
-                (consume, (second, given, T, C)),
-                (consume, (third, given, T, C)),
-                (produce, (given, T, C)),
-                (measure, (given, T, C)),
-            ],
-            [4, 4, 1, 2],
-            [C.REGISTERS, C.REGISTERS, few, few],
-        )
-    elif N == 2:
+    if N == 2:
         gl.warp_specialize(
             [(consume, (first, given, T, C)), (consume, (second, given, T, C)), (produce, (given, T, C))],
             [4, 1],

@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from heedful.ops.fused._hopper import barriers_of, fetch, following, place, steps
 
@@ -55,22 +56,22 @@ def scale(alpha, h, C: gl.constexpr):
 
 @gluon.jit
 def spread(row, zero):
-    """A line of shared memory in every row of a block, in registers where this is written: copied later, between products that run, it
-    would make the next one wait for them."""
+    """A line of shared memory in every row of a block, for products that begin with it: added later it would need registers beside them.
+
+    In registers where this is written: copied later, between products that run, it would make the next one wait for them.
+    """
     x = gl.broadcast(row.load(gl.SliceLayout(0, zero.type.layout))[None, :], zero)[0]
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def begun(own, terms, zero, C: gl.constexpr):
-    """What scores begin with, over their scale: the terms of a key, `own`, and of queries. Added later they would need registers beside
-    the products."""
-    if C.DISTANCE:
-        return terms.load(gl.SliceLayout(0, zero.type.layout))[None, :] + own[:, None]
-    elif C.DIVIDED:
-        return spread(terms, zero)
+def summed(x, C: gl.constexpr):
+    """Sums of rows; at head size 128, where there are registers for it, of what one thread holds of them: those of four lanes are
+    added up once a tile, not once a block."""
+    if C.D == 128:
+        return gl.sum(gl.sum(gl.reshape(x, [C.ROWS, C.COLS // 8, 4, 2]), 3), 1)
     else:
-        return zero
+        return gl.sum(x, 1)
 
 
 @gluon.jit
@@ -217,7 +218,7 @@ def meet(
     SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
     if SHIFTED:
         mbarrier.wait(do_full.index(stage), parity)  # terms come with the gradients
-    s = begun(term, term_buf.index(stage), zero, C)
+    s = spread(term_buf.index(stage), zero) if SHIFTED else zero
     dp = spread(delta_buf.index(stage), zero) if C.DIVIDED else zero
     s = warpgroup_mma(k, q.permute((1, 0)), s, use_acc=SHIFTED, is_async=True)
     if not SHIFTED:
@@ -226,7 +227,11 @@ def meet(
     s = warpgroup_mma_wait(1, deps=(s,))
     if C.TURNS:
         mbarrier.wait(turns.index(W), stage if W else stage ^ 1)
-    t = s * a2 + b2 if C.BETA and not C.DISTANCE else s * a2
+    t = s * a2
+    if C.DISTANCE:
+        t += term[:, None]
+    elif C.BETA:
+        t += b2
     if CROSSES:
         # Minus infinity has a coefficient of zero.
         first = gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, scores)) + (mine - at)
@@ -242,7 +247,7 @@ def meet(
     if CROSSES:
         ds32 = gl.where(keep, ds32, 0.0)
     if C.DIVIDED and C.DISTANCE:
-        total += gl.sum(ds32, 1)
+        total += summed(ds32, C)
     ds = rounded(ds32)
     dv, p = warpgroup_mma_wait(0, deps=(dv, p))
     hand_over(W, ds, stage, parity, ds_buf, ds_full, ds_empty, C)
@@ -287,7 +292,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         if C.DISTANCE:
             x = k_buf.index(own * C.CONSUMERS + W).load(sums).to(gl.float32)
             half = gl.convert_layout(gl.sum(x * x, 1) * 0.5, by_key)
-            term = b2 / a2 - half
+            term = b2 - a2 * half
             if C.CAUSAL:
                 rows = mine + gl.arange(0, C.ROWS, layout=by_key)
                 gl.store(norms + head.to(gl.int64) * T.Q + rows, half)
@@ -295,7 +300,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         at = T.K - blocks * C.COLS
         dk = gl.zeros([C.ROWS, C.D], gl.float32, sums)
         dv = gl.zeros([C.ROWS, C.D], gl.float32, sums)
-        total = gl.zeros([C.ROWS], gl.float32, by_key)
+        total = summed(gl.zeros([C.ROWS, C.COLS], gl.float32, scores), C)
         ring = stage, parity, stage, parity, own
         if HIDDEN:
             hidden(W, ring, buffers, barriers, C)
@@ -351,7 +356,7 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         if C.DISTANCE:
             k, v = k_buf.index(own * C.CONSUMERS + W), v_buf.index(own * C.CONSUMERS + W)
             if C.DIVIDED:
-                by = gl.convert_layout(total, gl.SliceLayout(1, sums))
+                by = gl.convert_layout(gl.sum(total, 1) if C.D == 128 else total, gl.SliceLayout(1, sums))
             else:
                 # sum_i p_ij (do_i . v_j) = dv_j . v_j
                 by = gl.sum(dv * v.load(sums).to(gl.float32), 1)
@@ -382,6 +387,8 @@ def backward_kernel(
 
     `shifts` are log2 of the sums of rows, or half the squared norms of queries; under causality `norms` get those of keys.
     """
+    gdc_launch_dependents()
+    gdc_wait()
     N: gl.constexpr = C.CONSUMERS
     S: gl.constexpr = C.STAGES
     k_buf = gl.allocate_shared_memory(gl.bfloat16, [C.OWN * N, C.ROWS, C.D], k_desc.layout)

@@ -12,18 +12,16 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from heedful.ops.fused import _blocks, _hopper
+from heedful.ops.fused import _forward, _hopper
 from heedful.ops.fused._blocks import Constants
 from heedful.ops.fused._device import chip
+from heedful.ops.fused._linked import LINKED
 from heedful.ops.fused.activations import UNITS
 
 if TYPE_CHECKING:
     from heedful.ops.fused.launch import Problem
 
-ROWS = 64  # keys whose norms a program takes
-
-# By head size: up to how many queries norms of keys are taken with every tile, in less time than a launch before takes.
-BRIEF = {64: 1024, 128: 512}
+NUMBERS = 8192  # of keys whose norms a program takes
 
 # Of how many heads tiles may be ordered together.
 TOGETHER = (2, 4, 8, 16, 32)
@@ -48,6 +46,7 @@ class Form:
     D: int
     CONSUMERS: int  # warpgroups
     STAGES: int
+    AHEAD: int  # tiles of queries in shared memory
     REGISTERS: int  # of a consumer's thread
     BESIDE: bool  # coefficients are made while the warpgroup's own product runs
     BETA: bool = False
@@ -57,7 +56,6 @@ class Form:
     STAT: bool = False
     ONES: bool = False  # rows are summed by the matrix unit, as products with ones
     TURNS: bool = True  # warpgroups multiply one after the other
-    INSIDE: bool = False  # norms of keys are taken here, not before
     ROWS: int = 64  # of a warpgroup
     COLS: int = 128  # keys of a block
 
@@ -137,12 +135,11 @@ def balance(
 def form(problem: Problem, stat: bool) -> Form:
     """How a problem is compiled."""
     # By head size: what fits into shared memory and registers.
-    sizes = (128, 2, 2, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 160, False)
+    sizes = (128, 2, 2, 1, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 2, 160, False)
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
     # At head size 128 the matrix unit is the one that has no time to spare; at 64 there are no registers for what is added up.
     size, sums = problem.query.shape[-1], problem.division == 1 or (problem.activation == "tanh" and stat)
-    inside = problem.distance and problem.query.shape[2] <= BRIEF[size]
-    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, size == 64 and sums, INSIDE=inside)
+    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, size == 64 and sums)
 
 
 @cache
@@ -153,7 +150,7 @@ def constants(chosen: Form) -> Constants:
 def forward(
     problem: Problem, out: Tensor, stat: Tensor | None, halves: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None
 ) -> None:  # fmt: skip
-    """Launches the kernel, behind one that takes norms where this does not take them itself.
+    """Launches the kernel, where distances are taken behind one that takes norms of keys.
 
     Where distances are taken `halves` `[B, G, K]` get half the squared norms of keys. `stat` `[B, H, Q]` gets NaN for rows that are left
     to another kernel: those beyond the range of a short form, under causality those that are not finite, of a hyperbolic tangent those
@@ -162,9 +159,9 @@ def forward(
     chosen = chosen or form(problem, stat is not None)
     B, H, G, Q, K = problem.sizes
     key, processors = problem.key, chip(problem.query.device).processors
-    if halves is not None and not chosen.INSIDE:
-        sizes = 0.5, chosen.D, chosen.D, ROWS
-        launch(_blocks.row_dot, (B * G * K // ROWS,), key, key, halves, G, K, *key.stride()[:3], *key.stride()[:3], *sizes, num_warps=4)  # fmt: skip
+    if halves is not None:
+        rows = NUMBERS // chosen.D
+        launch(_forward.half_squares, (B * G * K // rows,), key, halves, G, K, *key.stride()[:3], chosen.D, rows, num_warps=4)  # fmt: skip
     programs, together = balance(B * H, Q, K, chosen.ROWS * chosen.CONSUMERS, chosen.CAUSAL, processors)
     descs, begins = [], []
     heights = chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS
@@ -178,5 +175,5 @@ def forward(
     most = 168 if chosen.CONSUMERS == 2 else 128
     launch(
         _hopper.forward_kernel, (programs,), *descs, problem.alpha, problem.beta, halves, stat, B * H, H, G, together,
-        Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most,
+        Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most, **(LINKED if halves is not None else {}),
     )  # fmt: skip

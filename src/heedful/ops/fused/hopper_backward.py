@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from heedful.ops.fused import _hopper_backward, hopper
 from heedful.ops.fused._blocks import Constants
 from heedful.ops.fused._device import chip
+from heedful.ops.fused._linked import LINKED
 from heedful.ops.fused.activations import UNITS
 
 if TYPE_CHECKING:
@@ -111,5 +112,5 @@ def backward(
     descs.append(TensorDescriptor(sums, [B * H * Q, chosen.D], [chosen.D, 1], [64, 64], layout))
     launch(
         _hopper_backward.backward_kernel, (programs,), *descs, problem.alpha, problem.beta, norms, shifts, deltas, left,
-        B * H, H, together, Numbers(K, Q, *begins[:4]), constants(chosen), num_warps=4, maxnreg=168,
+        B * H, H, together, Numbers(K, Q, *begins[:4]), constants(chosen), num_warps=4, maxnreg=168, **LINKED,
     )  # fmt: skip

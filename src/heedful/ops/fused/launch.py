@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from heedful.ops.fused import _backward, _blocks, _forward, listing, prepared
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
 from heedful.ops.fused._device import Setting, chip, fitting, interpreting, power_of_2, settings, unit_stride
+from heedful.ops.fused._linked import LINKED
 from heedful.ops.fused.activations import UNITS
 from heedful.ops.fused.prepared import Recorder
 
@@ -146,7 +147,7 @@ def _left(
     """Launches what serves the blocks that a kernel for one chip has left."""
     safe = constants(replace(spec, DOTS=False))
     grid = (min(_parts(count, SPAN), 2 * chip(args[-1].device).processors),)
-    recorder.launch(kernel, grid, *args, count, terms, safe, SPAN, **chosen.options)
+    recorder.launch(kernel, grid, *args, count, terms, safe, SPAN, **chosen.options, **LINKED)
 
 
 def _hopper(problem: Problem) -> Callable[..., None] | None:
@@ -309,6 +310,7 @@ def _in_one_pass(
         ROWS,
         marks[0] is not None,
         **options,
+        **LINKED,
     )
 
 
