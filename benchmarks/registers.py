@@ -107,6 +107,7 @@ def takes(way: str, given: launch.Problem) -> dict[str, Any]:
     from heedful.ops.fused import hopper, hopper_backward
 
     found: list[dict[str, Any]] = []
+    tickets = torch.empty(1, dtype=torch.int32)
     rows, causal, divided = torch.empty(given.query.shape[:3]), given.high is not None, given.division == 1
     size = given.query.shape[-1]
     # A thread has 64 coefficients of a block of 64 rows and 128 columns; backward there are five products, in parts of 16 numbers.
@@ -114,13 +115,13 @@ def takes(way: str, given: launch.Problem) -> dict[str, Any]:
     run = compiling(found, size // 16 + 8 if way == "forward" else 32, each)
     if way == "forward":
         marks = rows if given.distance or causal or given.activation == "tanh" else None
-        hopper.forward(given, torch.empty_like(given.query), marks, rows if given.distance else None, run)
+        hopper.forward(given, torch.empty_like(given.query), marks, rows if given.distance else None, tickets if given.distance else None, run)
     else:
         x: list[Tensor] = [torch.empty_like(given.query) for _ in range(3)]
         norms = rows if given.distance else None
         left = torch.empty(rows.numel() // 64, dtype=torch.int32) if causal else None
         sums = torch.empty(given.query.shape)
-        hopper_backward.backward(given, x[0], norms, rows if divided else None, norms, sums, *x[1:], left, run)  # fmt: skip
+        hopper_backward.backward(given, x[0], norms, rows if divided else None, norms, sums, tickets, *x[1:], left, run)  # fmt: skip
     return found[-1]
 
 

@@ -362,6 +362,12 @@ def _store(pointer, value, mask=None):
     pointer.of.view(-1)[at] = value.to(pointer.of.dtype)
 
 
+def _atomic_add(pointer, value, sem=None):
+    before = _load(pointer).clone()
+    _store(pointer, before + value)
+    return before
+
+
 def _allocate(dtype, shape, layout):
     if dtype == torch.int64:
         return Shared(torch.zeros(shape, dtype=dtype), [Barrier() for _ in range(shape[0])])
@@ -387,7 +393,7 @@ gl = SimpleNamespace(
     abs=torch.abs, exp2=torch.exp2, log2=torch.log2, sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis),
     reshape=lambda x, shape: block(x.reshape(shape)),
     convert_layout=lambda x, layout: x, broadcast=lambda x, y: (x.expand(y.shape), y),
-    load=_load, store=_store, allocate_shared_memory=_allocate, inline_asm_elementwise=inline_asm_elementwise,
+    load=_load, store=_store, atomic_add=_atomic_add, allocate_shared_memory=_allocate, inline_asm_elementwise=inline_asm_elementwise,
     warp_specialize=lambda parts, warps, registers: LOCAL.warps.parts.extend(parts),
 )  # fmt: skip
 STANDS_FOR = {

@@ -93,7 +93,7 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
     gradients = torch.autograd.grad(wanted.sum(), leaves)
     marked = []
 
-    def forward(problem, out, stat, halves, launch):
+    def forward(problem, out, stat, halves, tickets, launch):
         out[:] = wanted.detach()
         if halves is not None:
             halves[:] = 0.5 * problem.key.square().sum(-1)
@@ -121,7 +121,7 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(out.sum(), leaves), gradients, rtol=1e-4, atol=1e-4)
 
 
-def in_one_pass(problem, above, shifts, deltas, norms, sums, dk, dv, left, launch):
+def in_one_pass(problem, above, shifts, deltas, norms, sums, tickets, dk, dv, left, launch):
     """What the kernel for Hopper computes, from what it is given: gradients of keys and values, norms of keys, and sums of ds' k."""
     query, key, value = problem[:3]
     alpha = problem.alpha[:, None, None]
@@ -156,8 +156,8 @@ def test_a_backward_pass_in_one_kernel(kernel, causal, monkeypatch):
     gradients = torch.autograd.grad(wanted, leaves, above)
     calls = []
 
-    def stand_in(problem, above, shifts, deltas, norms, sums, dk, dv, left, launch):
-        in_one_pass(problem, above, shifts, deltas, norms, sums, dk, dv, left, launch)
+    def stand_in(problem, above, shifts, deltas, norms, sums, tickets, dk, dv, left, launch):
+        in_one_pass(problem, above, shifts, deltas, norms, sums, tickets, dk, dv, left, launch)
         calls.append(left)
         if left is not None:
             left.view(2, 3, 3)[0, 1, 2] = 1
@@ -193,3 +193,6 @@ def test_who_is_refused_a_backward_pass_in_one_kernel(monkeypatch):
 def test_heads_that_are_ordered_together_stay_few():
     assert hopper.balance(64, 4096, 4096, 128, True, 132, 4)[1] <= 4
     assert hopper.balance(3, 4096, 4096, 128, True, 132, 2)[1] <= 2
+    assert hopper.drawing(64, 4096, 128, 128, 132) == (132, 10)
+    assert hopper.drawing(2, 32768, 128, 128, 132) == (132, 2)
+    assert hopper.drawing(3, 128, 192, 64, 132) == (3, 640)

@@ -188,7 +188,7 @@ def test_small_coefficients_are_left():
     given = problem("tanh", 64, causal=False)
     given = given._replace(beta=torch.full((H,), -20.0))
     out, mark = torch.empty_like(given.query), torch.empty(1, H, LENGTHS[64])
-    hopper.forward(given, out, mark, None, played.launch)
+    hopper.forward(given, out, mark, None, None, played.launch)
     assert bool(mark.isnan().all())
 
 

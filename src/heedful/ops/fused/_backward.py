@@ -430,16 +430,18 @@ def walk_columns(
 
 @triton.jit
 def clear(
-    sums_, q_, do_, out_, dots_, H, n, qb, qh, qn, ob, oh, on, D: tl.constexpr, BM: tl.constexpr,
+    sums_, tickets_, q_, do_, out_, dots_, H, n, qb, qh, qn, ob, oh, on, D: tl.constexpr, BM: tl.constexpr,
     DIVIDED: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
-    """What sums [B, H, n, D] of gradients of queries begin with, and what a kernel needs of every row: do . out, or |q|^2 / 2.
+    """What sums [B, H, n, D] of gradients of queries and the count of tiles begin with, and what a kernel needs of every row: do . out, or |q|^2 / 2.
 
     The gradient of a distance loses q_i sum_j ds_ij, where sum_j p_ij (do_i . v_j) = do_i . out_i: of rows that are divided that is zero.
     """
     linked()
     blocks = n // BM
     pid = tl.program_id(0)
+    if pid == 0:
+        tl.store(tickets_, 0)
     b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
     line = (b * H + h).to(tl.int64) * n + rows
     at = line[:, None] * D + d[None, :]

@@ -24,11 +24,13 @@ def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
 
 
 @triton.jit
-def half_squares(x_, out_, H, n, xb, xh, xn, D: tl.constexpr, BM: tl.constexpr):
-    """Half the squared norm of every row, for the kernel behind."""
+def half_squares(x_, out_, tickets_, H, n, xb, xh, xn, D: tl.constexpr, BM: tl.constexpr):
+    """Half the squared norm of every row, for the kernel behind, whose count of tiles begins at zero."""
     linked()
     blocks = n // BM
     pid = tl.program_id(0)
+    if pid == 0:
+        tl.store(tickets_, 0)
     b, h, rows = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM)
     x = tl.load(base(x_, xb, xh, b, h) + rows.to(tl.int64)[:, None] * xn + tl.arange(0, D)[None, :])
     tl.store(out_ + (b * H + h).to(tl.int64) * n + rows, half_square(x))

@@ -70,25 +70,18 @@ def weighed(t, total, C: gl.constexpr):
 
 
 @gluon.jit
-def steps(heads, T, C: gl.constexpr):
-    """How many tiles this program has."""
-    programs, program = gl.num_programs(0), gl.program_id(0)
-    tiles = heads * gl.cdiv(T.Q, C.CONSUMERS * C.ROWS)
-    whole = tiles // programs
-    last = gl.where(whole % 2 == 0, program, programs - 1 - program)
-    return whole + gl.where(last < tiles - whole * programs, 1, 0)
+def tiles_of(heads, T, C: gl.constexpr):
+    return heads * gl.cdiv(T.Q, C.CONSUMERS * C.ROWS)
 
 
 @gluon.jit
-def place(step, heads, together, T, C: gl.constexpr):
-    """The head and the first row of a tile of this program, and how many blocks of keys it sees.
+def place(tile, heads, together, T, C: gl.constexpr):
+    """The head and the first row of a tile, and how many blocks of keys it sees.
 
-    Programs are served forwards and backwards by turns. Under causality the longest tiles of a few heads come first.
+    Under causality the longest tiles of a few heads come first.
     """
-    programs, program = gl.num_programs(0), gl.program_id(0)
     tall: gl.constexpr = C.CONSUMERS * C.ROWS
     parts = gl.cdiv(T.Q, tall)
-    tile = step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
     blocks = T.K // C.COLS
     if C.CAUSAL:
         first = tile // (parts * together) * together
@@ -100,6 +93,45 @@ def place(step, heads, together, T, C: gl.constexpr):
         head = tile // parts
         part = tile - head * parts
     return head, part * tall, blocks
+
+
+@gluon.jit
+def turn_of(step):
+    """The tile of this program at a step, where each knows its own: programs are served forwards and backwards by turns."""
+    programs, program = gl.num_programs(0), gl.program_id(0)
+    return step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
+
+
+@gluon.jit
+def draw(step, tickets, slips, C: gl.constexpr):
+    """The tile behind that of a step, for the warp that fetches, which hands it to the others.
+
+    Multiprocessors are not equally fast: a program that is done takes whichever tile is next.
+    """
+    if C.TICKETS:
+        slip_buf, slip_full, slip_empty = slips
+        at = step % 2
+        mbarrier.wait(slip_empty.index(at), (step // 2 + 1) % 2)
+        tile = gl.num_programs(0) + gl.atomic_add(tickets, 1, sem="relaxed")
+        slip_buf.index(at).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+        mbarrier.arrive(slip_full.index(at), count=1)
+        return tile
+    else:
+        return turn_of(step + 1)
+
+
+@gluon.jit
+def drawn(step, slips, C: gl.constexpr):
+    """The same for the others."""
+    if C.TICKETS:
+        slip_buf, slip_full, slip_empty = slips
+        at = step % 2
+        mbarrier.wait(slip_full.index(at), step // 2 % 2)
+        tile = gl.max(slip_buf.index(at).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        mbarrier.arrive(slip_empty.index(at), count=1)
+        return tile
+    else:
+        return turn_of(step + 1)
 
 
 @gluon.jit
@@ -120,25 +152,19 @@ def fetch(desc, row, col, full, empty, parity, to):
 @gluon.jit
 def produce(given, T, C: gl.constexpr):
     """Keys and values from the last block in sight to the first, keys one block ahead, queries behind the first keys."""
-    descs, tensors, counts, buffers, barriers = given
+    descs, tensors, counts, buffers, barriers, slips = given
     q_desc, k_desc, v_desc, _ = descs
-    alpha, beta, norms, _ = tensors
+    alpha, beta, norms, _, tickets = tensors
     heads, H, G, together = counts
     q_buf, k_buf, v_buf, _, term_buf, _, _ = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
     cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([4], [32], [1], [0]))
-    ks, kp, vs, vp, qs, qp = (
-        gl.to_tensor(0),
-        gl.to_tensor(1),
-        gl.to_tensor(0),
-        gl.to_tensor(1),
-        gl.to_tensor(0),
-        gl.to_tensor(1),
-    )
+    ks, kp, vs, vp = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1)
     if C.DISTANCE:
         gdc_wait()  # for norms
-    for step in range(steps(heads, T, C)):
-        head, top, blocks = place(step, heads, together, T, C)
+    step, tile = gl.to_tensor(0), gl.program_id(0)
+    while tile < tiles_of(heads, T, C):
+        head, top, blocks = place(tile, heads, together, T, C)
         b, h = head // H, head % H
         g = h // (H // G)
         q_row, k_row, v_row = b * T.q[0] + h * T.q[1] + top, b * T.k[0] + g * T.k[1], b * T.v[0] + g * T.v[1]
@@ -150,21 +176,25 @@ def produce(given, T, C: gl.constexpr):
             at = (blocks - 1 - i) * C.COLS
             if i < blocks:
                 fetch(k_desc, k_row + at, g * T.k[2], k_full.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
+            if i == 0:
+                qp = (step // C.AHEAD + 1) % 2
+                for w in gl.static_range(C.CONSUMERS):
+                    row, to = q_row + w * C.ROWS, step % C.AHEAD * C.CONSUMERS + w
+                    fetch(q_desc, row, h * T.q[2], q_full.index(to), q_empty.index(to), qp, q_buf.index(to))
+            if i < blocks:
                 if C.DISTANCE:
                     # Twice as many places as of keys, since these are given back before their terms are read.
                     term_buf.index(ks + C.STAGES * (kp ^ 1)).store(b2 - a2 * ahead)
                     mbarrier.arrive(k_full.index(ks), count=1)
                     ahead = gl.load(ours + gl.maximum(at - C.COLS, 0))
                 ks, kp = following(ks, kp, C.STAGES)
-            if i == 0:
-                for w in gl.static_range(C.CONSUMERS):
-                    row, to = q_row + w * C.ROWS, qs * C.CONSUMERS + w
-                    fetch(q_desc, row, h * T.q[2], q_full.index(to), q_empty.index(to), qp, q_buf.index(to))
-            else:
+            if i > 0:
                 row = v_row + at + C.COLS
                 fetch(v_desc, row, g * T.v[2], v_full.index(vs), v_empty.index(vs), vp, v_buf.index(vs))
                 vs, vp = following(vs, vp, C.STAGES)
-        qs, qp = following(qs, qp, C.AHEAD)
+            if i == 1:
+                tile = draw(step, tickets, slips, C)
+        step += 1
 
 
 @gluon.jit
@@ -207,9 +237,9 @@ def finish(o, total, p, beside, C: gl.constexpr):
 @gluon.jit
 def consume(W: gl.constexpr, given, T, C: gl.constexpr):
     """The rows of one warpgroup. Queries times keys run together with the coefficients of the block before times its values."""
-    descs, tensors, counts, buffers, barriers = given
+    descs, tensors, counts, buffers, barriers, slips = given
     _, _, _, o_desc = descs
-    alpha, beta, _, stats = tensors
+    alpha, beta, _, stats, _ = tensors
     heads, H, _, together = counts
     q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
@@ -222,17 +252,11 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
     ones = one_buf.permute((1, 0))
     NEXT: gl.constexpr = (W + 1) % C.CONSUMERS
     o_smem, zero = o_buf.index(W), gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
-    ks, kp, vs, vp, qs, qp = (
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-    )
+    ks, kp, vs, vp = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     mine = gl.to_tensor(1 if W == 0 else 0)  # the first turn of all is free
-    head, top, blocks = place(gl.to_tensor(0), heads, together, T, C)
-    for step in range(steps(heads, T, C)):
+    step, tile = gl.to_tensor(0), gl.program_id(0)
+    head, top, blocks = place(tile, heads, together, T, C)
+    while tile < tiles_of(heads, T, C):
         top += W * C.ROWS
         a2, b2 = of_head(alpha, beta, head % H, C)
         if C.ROWS * C.CONSUMERS != C.COLS:
@@ -253,8 +277,9 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
                     mbarrier.arrive(turn.index(NEXT), count=1)
                     mine ^= 1
             blocks = seen
-        q = q_buf.index(qs * C.CONSUMERS + W)
-        mbarrier.wait(q_full.index(qs * C.CONSUMERS + W), qp)
+        at = step % C.AHEAD * C.CONSUMERS + W
+        q = q_buf.index(at)
+        mbarrier.wait(q_full.index(at), step // C.AHEAD % 2)
         mbarrier.wait(k_full.index(ks), kp)
         s = warpgroup_mma(q, k_buf.index(ks).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -301,11 +326,12 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
         if C.DISTANCE:
             x = q.load(left).to(gl.float32)
             half = gl.convert_layout(gl.sum(x * x, 1), by_row) * (0.5 * a2)
-        mbarrier.arrive(q_empty.index(qs * C.CONSUMERS + W), count=1)
-        qs, qp = following(qs, qp, C.AHEAD)
+        mbarrier.arrive(q_empty.index(at), count=1)
+        tile = drawn(step, slips, C)
+        step += 1
         mbarrier.wait(v_full.index(vs), vp)
         o, total = multiply(p, v_buf.index(vs), ones, o, total, C)
-        then = place(step + 1, heads, together, T, C)  # while the matrix unit multiplies
+        then = place(tile, heads, together, T, C)  # while the matrix unit multiplies
         if C.ONES:
             o, total = warpgroup_mma_wait(0, deps=(o, total))
             total = gl.sum(total * 0.125, 1)
@@ -350,9 +376,16 @@ def barriers_of(N: gl.constexpr, COUNT: gl.constexpr):
     return found
 
 
+@gluon.jit
+def slips_of(C: gl.constexpr):
+    """Where the next tiles are written, and barriers that tell when they are and when they are read."""
+    buf = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return buf, barriers_of(2, 1), barriers_of(2, C.CONSUMERS)
+
+
 @gluon.jit(do_not_specialize=["heads", "H", "G", "together"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, alpha, beta, norms, stats, heads, H, G, together, T, C: gl.constexpr
+    q_desc, k_desc, v_desc, o_desc, alpha, beta, norms, stats, tickets, heads, H, G, together, T, C: gl.constexpr
 ):  # fmt: skip
     """Buffers and barriers of one program, and the parts of its warps. Of heads there are H in each batch, with G of keys."""
     gdc_launch_dependents()
@@ -376,13 +409,14 @@ def forward_kernel(
     q_full, q_empty, turn = barriers_of(C.AHEAD * N, 1), barriers_of(C.AHEAD * N, 1), barriers_of(N, 1)
     k_full, k_empty = barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
     v_full, v_empty = barriers_of(S, 1), barriers_of(S, N)
-    descs, tensors, counts = (q_desc, k_desc, v_desc, o_desc), (alpha, beta, norms, stats), (heads, H, G, together)
+    descs, counts = (q_desc, k_desc, v_desc, o_desc), (heads, H, G, together)
+    tensors = alpha, beta, norms, stats, tickets
     buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf
     barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, turn
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     third: gl.constexpr = 2
-    given = descs, tensors, counts, buffers, barriers
+    given = descs, tensors, counts, buffers, barriers, slips_of(C)
     few: gl.constexpr = 24
     if N == 2:
         gl.warp_specialize(

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from heedful.ops.fused._hopper import barriers_of, fetch, following, place, steps
+from heedful.ops.fused._hopper import barriers_of, draw, drawn, fetch, following, place, slips_of, tiles_of
 
 
 @gluon.jit
@@ -75,9 +75,9 @@ def summed(x, C: gl.constexpr):
 
 
 @gluon.jit
-def sight(step, heads, together, T, C: gl.constexpr):
+def sight(tile, heads, together, T, C: gl.constexpr):
     """The head and the first key of a tile, and how many blocks of queries, the last, see it."""
-    head, top, blocks = place(step, heads, together, T, C)
+    head, top, blocks = place(tile, heads, together, T, C)
     if C.CAUSAL:
         # The first keys are seen by most queries.
         tall: gl.constexpr = C.CONSUMERS * C.ROWS
@@ -87,18 +87,20 @@ def sight(step, heads, together, T, C: gl.constexpr):
 
 
 @gluon.jit
-def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+def produce(descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr):
     """Blocks of queries and gradients from the diagonal on; the keys and values of a tile with the first of them."""
     k_desc, v_desc, q_desc, do_desc, _, _, _ = descs
-    alpha, _, _, shifts, deltas, _ = tensors
+    alpha, _, _, shifts, deltas, _, tickets = tensors
     SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
     heads, H, together = counts
     k_buf, v_buf, q_buf, do_buf, _, _, term_buf, delta_buf, _ = buffers
     q_full, do_full, empty, own_full, own_empty, _, _, _ = barriers
     cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([C.COLS // 32], [32], [1], [0]))
-    stage, parity, own, turn = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1)
-    for step in range(steps(heads, T, C)):
-        head, top, blocks = sight(step, heads, together, T, C)
+    stage, parity = gl.to_tensor(0), gl.to_tensor(1)
+    step, tile = gl.to_tensor(0), gl.program_id(0)
+    while tile < tiles_of(heads, T, C):
+        head, top, blocks = sight(tile, heads, together, T, C)
+        own, turn = step % C.OWN, (step // C.OWN + 1) % 2
         b, h = head // H, head % H
         k_row, v_row = b * T.k[0] + h * T.k[1] + top, b * T.v[0] + h * T.v[1] + top
         q_row, do_row = b * T.q[0] + h * T.q[1], b * T.do[0] + h * T.do[1]
@@ -129,9 +131,11 @@ def produce(descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
                 if C.DIVIDED:
                     delta_buf.index(stage).store(delta)
                 mbarrier.arrive(do_full.index(stage), count=1)
+            if i == 0:
+                tile = draw(step, tickets, slips, C)
             stage, parity = following(stage, parity, C.STAGES)
             at += C.COLS
-        own, turn = following(own, turn, C.OWN)
+        step += 1
 
 
 @gluon.jit
@@ -177,9 +181,15 @@ def hand_over(W: gl.constexpr, ds, stage, parity, ds_buf, ds_full, ds_empty, C: 
 
 
 @gluon.jit
+def before(stage, parity, N: gl.constexpr):
+    """What `following` leads on from."""
+    return gl.where(stage == 0, N - 1, stage - 1), gl.where(stage == 0, parity ^ 1, parity)
+
+
+@gluon.jit
 def hidden(W: gl.constexpr, ring, buffers, barriers, C: gl.constexpr):
     """A block of queries that see no key of this warpgroup: gradients of scores are zeros, which the other one multiplies as well."""
-    stage, parity, _, _, _ = ring
+    stage, parity = ring
     _, _, _, _, ds_buf, _, _, _, _ = buffers
     _, _, empty, _, _, ds_full, ds_empty, turns = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
@@ -199,8 +209,9 @@ def meet(
     While coefficients are made of scores the matrix unit multiplies for dp, while gradients of scores are made for dv, while dq is
     added up for dk. All is waited for in two places, where registers are to be had again.
     """
-    stage, parity, last, before, own = ring
-    head, term, a2, b2 = keys
+    stage, parity = ring
+    last, earlier = before(stage, parity, C.STAGES)
+    head, own, term, a2, b2 = keys
     dk, dv, total = sums_of_keys
     k_buf, v_buf, q_buf, do_buf, ds_buf, _, term_buf, delta_buf, col_buf = buffers
     q_full, do_full, empty, _, _, ds_full, ds_empty, turns = barriers
@@ -255,7 +266,7 @@ def meet(
     if IS_ALONE:
         dk = warpgroup_mma(ds, q, dk, use_acc=False, is_async=True)
     else:
-        mbarrier.wait(ds_full.index(last), before)
+        mbarrier.wait(ds_full.index(last), earlier)
         dq = of_queries(W, last, own, ds_buf, k_buf, C)
         dk = warpgroup_mma(ds, q, dk, use_acc=not IS_FIRST, is_async=True)
         dq = warpgroup_mma_wait(1, deps=(dq,))
@@ -267,10 +278,10 @@ def meet(
 
 
 @gluon.jit
-def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
+def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr):
     """The keys of one warpgroup, tile by tile."""
     _, _, _, _, dk_desc, dv_desc, sums_desc = descs
-    alpha, beta, norms, _, _, left = tensors
+    alpha, beta, norms, _, _, left, _ = tensors
     heads, H, together = counts
     k_buf, v_buf, _, _, ds_buf, dq_buf, _, _, _ = buffers
     _, _, _, own_full, own_empty, ds_full, ds_empty, _ = barriers
@@ -281,14 +292,15 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
     HIDDEN: gl.constexpr = W == 1 and C.CAUSAL and C.COLS == C.ROWS
     dq_smem = dq_buf.index(W)
     out_smem = dq_smem._reinterpret(gl.bfloat16, [C.ROWS, C.D], dk_desc.layout)
-    stage, parity, own, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
-    for step in range(steps(heads, T, C)):
-        head, top, blocks = sight(step, heads, together, T, C)
-        mine = top + W * C.ROWS
+    ring = gl.to_tensor(0), gl.to_tensor(0)
+    step, tile = gl.to_tensor(0), gl.program_id(0)
+    while tile < tiles_of(heads, T, C):
+        head, top, blocks = sight(tile, heads, together, T, C)
+        mine, own = top + W * C.ROWS, step % C.OWN
         a2 = scale(alpha, head % H, C)
         b2 = gl.load(beta + head % H) * C.UNIT if C.BETA else 0.0
         term = gl.zeros([C.ROWS], gl.float32, by_key)
-        mbarrier.wait(own_full.index(own), turn)
+        mbarrier.wait(own_full.index(own), step // C.OWN % 2)
         if C.DISTANCE:
             x = k_buf.index(own * C.CONSUMERS + W).load(sums).to(gl.float32)
             half = gl.convert_layout(gl.sum(x * x, 1) * 0.5, by_key)
@@ -296,63 +308,30 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
             if C.CAUSAL:
                 rows = mine + gl.arange(0, C.ROWS, layout=by_key)
                 gl.store(norms + head.to(gl.int64) * T.Q + rows, half)
-        keys = head, term, a2, b2
+        keys = head, own, term, a2, b2
         at = T.K - blocks * C.COLS
         dk = gl.zeros([C.ROWS, C.D], gl.float32, sums)
         dv = gl.zeros([C.ROWS, C.D], gl.float32, sums)
-        total = summed(gl.zeros([C.ROWS, C.COLS], gl.float32, scores), C)
-        ring = stage, parity, stage, parity, own
+        sums_of_keys = dk, dv, summed(gl.zeros([C.ROWS, C.COLS], gl.float32, scores), C)
         if HIDDEN:
             hidden(W, ring, buffers, barriers, C)
-            last, before = stage, parity
-            stage, parity = following(stage, parity, C.STAGES)
+            ring = following(ring[0], ring[1], C.STAGES)
             at += C.COLS
-            ring = stage, parity, last, before, own
         dk, dv, total = meet(
-            W,
-            True,
-            not HIDDEN,
-            C.CAUSAL,
-            ring,
-            at,
-            mine,
-            keys,
-            (dk, dv, total),
-            dq_smem,
-            sums_desc,
-            buffers,
-            barriers,
-            T,
-            C,
-        )
-        for _block in range(2 if HIDDEN else 1, blocks):
-            last, before = stage, parity
-            stage, parity = following(stage, parity, C.STAGES)
-            at += C.COLS
-            ring = stage, parity, last, before, own
+            W, True, not HIDDEN, C.CAUSAL, ring, at, mine, keys, sums_of_keys, dq_smem, sums_desc, buffers, barriers, T, C
+        )  # fmt: skip
+        ring = following(ring[0], ring[1], C.STAGES)
+        for then in range(at + C.COLS, T.K, C.COLS):
             dk, dv, total = meet(
-                W,
-                False,
-                False,
-                False,
-                ring,
-                at,
-                mine,
-                keys,
-                (dk, dv, total),
-                dq_smem,
-                sums_desc,
-                buffers,
-                barriers,
-                T,
-                C,
-            )
+                W, False, False, False, ring, then, mine, keys, (dk, dv, total), dq_smem, sums_desc, buffers, barriers, T, C
+            )  # fmt: skip
+            ring = following(ring[0], ring[1], C.STAGES)
+        stage, parity = before(ring[0], ring[1], C.STAGES)
         mbarrier.wait(ds_full.index(stage), parity)
         dq = of_queries(W, stage, own, ds_buf, k_buf, C)
         dq = warpgroup_mma_wait(0, deps=(dq,))
         mbarrier.arrive(ds_empty.index(stage), count=1)
-        add_up(W, sums_desc, dq, dq_smem, head, at, T, C)
-        stage, parity = following(stage, parity, C.STAGES)
+        add_up(W, sums_desc, dq, dq_smem, head, T.K - C.COLS, T, C)
         if C.DISTANCE:
             k, v = k_buf.index(own * C.CONSUMERS + W), v_buf.index(own * C.CONSUMERS + W)
             if C.DIVIDED:
@@ -362,7 +341,6 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
                 by = gl.sum(dv * v.load(sums).to(gl.float32), 1)
             dk -= by[:, None] * k.load(sums).to(gl.float32)
         mbarrier.arrive(own_empty.index(own), count=1)
-        own, turn = following(own, turn, C.OWN)
         dk *= gl.load(alpha + head % H) * (2.0 if C.ACT == "relu_squared" else 1.0)
         if C.CAUSAL:
             # What is not finite reaches keys that nobody sees it through: 0 x NaN = NaN.
@@ -376,12 +354,14 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl
         out_smem.store(dv.to(gl.bfloat16))
         hopper.fence_async_shared()
         tma.async_copy_shared_to_global(dv_desc, [head * T.Q + mine, 0], out_smem)
+        tile = drawn(step, slips, C)
+        step += 1
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["heads", "H", "together"])
 def backward_kernel(
-    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc, alpha, beta, norms, shifts, deltas, left, heads, H, together, T, C: gl.constexpr
+    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc, alpha, beta, norms, shifts, deltas, left, tickets, heads, H, together, T, C: gl.constexpr
 ):  # fmt: skip
     """Buffers and barriers of one program, and the parts of its warps.
 
@@ -410,14 +390,15 @@ def backward_kernel(
     own_full, own_empty = barriers_of(C.OWN, 2 * N), barriers_of(C.OWN, N)
     ds_full, ds_empty, turns = barriers_of(S, N), barriers_of(S, N), barriers_of(N, 1)
     descs = k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc
-    tensors = alpha, beta, norms, shifts, deltas, left
+    tensors = alpha, beta, norms, shifts, deltas, left, tickets
     counts = heads, H, together
     buffers = k_buf, v_buf, q_buf, do_buf, ds_buf, dq_buf, term_buf, delta_buf, col_buf
     barriers = q_full, do_full, empty, own_full, own_empty, ds_full, ds_empty, turns
+    slips = slips_of(C)
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     gl.warp_specialize([
-        (consume, (first, descs, tensors, counts, buffers, barriers, T, C)),
-        (consume, (second, descs, tensors, counts, buffers, barriers, T, C)),
-        (produce, (descs, tensors, counts, buffers, barriers, T, C)),
+        (consume, (first, descs, tensors, counts, buffers, barriers, slips, T, C)),
+        (consume, (second, descs, tensors, counts, buffers, barriers, slips, T, C)),
+        (produce, (descs, tensors, counts, buffers, barriers, slips, T, C)),
     ], [4, 1], [C.REGISTERS, 24])  # fmt: skip

@@ -26,6 +26,9 @@ NUMBERS = 8192  # of keys whose norms a program takes
 # Of how many heads tiles may be ordered together.
 TOGETHER = (2, 4, 8, 16, 32)
 
+# Bytes of heads whose tiles are ordered together, so that they find one another's rows in the cache: 16 for each number.
+NEAR = 80 * 2**20
+
 
 class Numbers(NamedTuple):
     """Lengths, and where heads begin in the plane of each tensor: rows by batch and by head, columns by head."""
@@ -56,6 +59,7 @@ class Form:
     STAT: bool = False
     ONES: bool = False  # rows are summed by the matrix unit, as products with ones
     TURNS: bool = True  # warpgroups multiply one after the other
+    TICKETS: bool = False  # programs draw their tiles
     ROWS: int = 64  # of a warpgroup
     COLS: int = 128  # keys of a block
 
@@ -132,6 +136,11 @@ def balance(
     return found
 
 
+def drawing(heads: int, length: int, tall: int, size: int, processors: int) -> tuple[int, int]:
+    """The same where programs draw tiles: the load is even by itself."""
+    return min(heads * -(-length // tall), processors), max(2, NEAR // (16 * length * size))
+
+
 def form(problem: Problem, stat: bool) -> Form:
     """How a problem is compiled."""
     # By head size: what fits into shared memory and registers.
@@ -139,7 +148,7 @@ def form(problem: Problem, stat: bool) -> Form:
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
     # At head size 128 the matrix unit is the one that has no time to spare; at 64 there are no registers for what is added up.
     size, sums = problem.query.shape[-1], problem.division == 1 or (problem.activation == "tanh" and stat)
-    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, size == 64 and sums)
+    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, size == 64 and sums, TICKETS=problem.distance)
 
 
 @cache
@@ -148,11 +157,12 @@ def constants(chosen: Form) -> Constants:
 
 
 def forward(
-    problem: Problem, out: Tensor, stat: Tensor | None, halves: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None
+    problem: Problem, out: Tensor, stat: Tensor | None, halves: Tensor | None, tickets: Tensor | None,
+    launch: Callable[..., Any], chosen: Form | None = None,
 ) -> None:  # fmt: skip
     """Launches the kernel, where distances are taken behind one that takes norms of keys.
 
-    Where distances are taken `halves` `[B, G, K]` get half the squared norms of keys. `stat` `[B, H, Q]` gets NaN for rows that are left
+    Where distances are taken `halves` `[B, G, K]` get half the squared norms of keys, and `tickets`, one whole number, counts tiles. `stat` `[B, H, Q]` gets NaN for rows that are left
     to another kernel: those beyond the range of a short form, under causality those that are not finite, of a hyperbolic tangent those
     whose coefficients are small. All others get log2 of their sum, or zero where nothing divides them.
     """
@@ -161,8 +171,12 @@ def forward(
     key, processors = problem.key, chip(problem.query.device).processors
     if halves is not None:
         rows = NUMBERS // chosen.D
-        launch(_forward.half_squares, (B * G * K // rows,), key, halves, G, K, *key.stride()[:3], chosen.D, rows, num_warps=4)  # fmt: skip
-    programs, together = balance(B * H, Q, K, chosen.ROWS * chosen.CONSUMERS, chosen.CAUSAL, processors)
+        launch(_forward.half_squares, (B * G * K // rows,), key, halves, tickets, G, K, *key.stride()[:3], chosen.D, rows, num_warps=4)  # fmt: skip
+    tall = chosen.ROWS * chosen.CONSUMERS
+    if chosen.TICKETS:
+        programs, together = drawing(B * H, Q, tall, chosen.D, processors)
+    else:
+        programs, together = balance(B * H, Q, K, tall, chosen.CAUSAL, processors)
     descs, begins = [], []
     heights = chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS
     for x, rows in zip((problem.query, problem.key, problem.value, out), heights, strict=True):
@@ -174,6 +188,6 @@ def forward(
     # Registers of a thread before the warpgroups share them out anew.
     most = 168 if chosen.CONSUMERS == 2 else 128
     launch(
-        _hopper.forward_kernel, (programs,), *descs, problem.alpha, problem.beta, halves, stat, B * H, H, G, together,
+        _hopper.forward_kernel, (programs,), *descs, problem.alpha, problem.beta, halves, stat, tickets, B * H, H, G, together,
         Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most, **(LINKED if halves is not None else {}),
     )  # fmt: skip

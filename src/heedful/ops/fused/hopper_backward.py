@@ -33,10 +33,6 @@ class Numbers(NamedTuple):
     do: tuple[int, int, int]
 
 
-# Bytes of heads whose tiles are ordered together, so that they find one another's queries and sums in the cache: 16 for each number.
-NEAR = 80 * 2**20
-
-
 @dataclass(frozen=True)
 class Form:
     """What is fixed when the kernel is compiled."""
@@ -55,6 +51,7 @@ class Form:
     REGISTERS: int = 240  # of a consumer's thread
     CONSUMERS: int = 2  # warpgroups
     ROWS: int = 64  # keys of a warpgroup
+    TICKETS: bool = True  # programs draw their tiles
 
 
 def refuse(problem: Problem, above: Tensor) -> str | None:
@@ -85,21 +82,19 @@ def constants(chosen: Form) -> Constants:
 
 def backward(
     problem: Problem, above: Tensor, shifts: Tensor | None, deltas: Tensor | None, norms: Tensor | None,
-    sums: Tensor, dk: Tensor, dv: Tensor, left: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None,
+    sums: Tensor, tickets: Tensor, dk: Tensor, dv: Tensor, left: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None,
 ) -> None:  # fmt: skip
     """Launches the kernel once.
 
     Where rows are divided it needs forward's `stat` as `shifts` `[B, H, Q]`, and `deltas` = out . above; of distances that are not
-    divided half the squared norms of queries as `shifts`. Sums of ds' k are added to `sums` `[B, H, Q, D]`, float32. Under causality
+    divided half the squared norms of queries as `shifts`. Sums of ds' k are added to `sums` `[B, H, Q, D]`, float32; `tickets`, a zero, counts tiles. Under causality
     `norms` `[B, H, K]` get half the squared norms of keys, where distances are taken, and `left` `[B * H * K / 64]`, int32, one for every 64
     keys whose results are not finite, else zero.
     """
     chosen = chosen or form(problem)
     B, H, _, Q, K = problem.sizes
     processors = chip(problem.query.device).processors
-    programs, together = hopper.balance(
-        B * H, K, Q, chosen.ROWS * chosen.CONSUMERS, chosen.CAUSAL, processors, max(2, NEAR // (16 * Q * chosen.D))
-    )
+    programs, together = hopper.drawing(B * H, K, chosen.ROWS * chosen.CONSUMERS, chosen.D, processors)
     descs, begins = [], []
     heights = chosen.ROWS, chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS, chosen.ROWS
     for x, height in zip((problem.key, problem.value, problem.query, above, dk, dv), heights, strict=True):
@@ -111,6 +106,6 @@ def backward(
     layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     descs.append(TensorDescriptor(sums, [B * H * Q, chosen.D], [chosen.D, 1], [64, 64], layout))
     launch(
-        _hopper_backward.backward_kernel, (programs,), *descs, problem.alpha, problem.beta, norms, shifts, deltas, left,
+        _hopper_backward.backward_kernel, (programs,), *descs, problem.alpha, problem.beta, norms, shifts, deltas, left, tickets,
         B * H, H, together, Numbers(K, Q, *begins[:4]), constants(chosen), num_warps=4, maxnreg=168, **LINKED,
     )  # fmt: skip

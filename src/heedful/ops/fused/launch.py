@@ -119,7 +119,8 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
         leaves = problem.distance or problem.division or quick or problem.high is not None
         if leaves and not problem.division:
             mark = recorder.made(torch.empty(B, H, Q, dtype=torch.float32, device=device), is_scratch=True)
-        on_hopper(problem, out, mark if leaves else None, halves[1], recorder.launch)
+        tickets = _tickets(recorder, device) if problem.distance else None
+        on_hopper(problem, out, mark if leaves else None, halves[1], tickets, recorder.launch)
         if not leaves:
             return out, stat
     before = recorder.mark()
@@ -290,11 +291,12 @@ def _in_one_pass(
     dq, dk, dv = gradients
     sums = recorder.made(torch.empty(B, H, Q, D, dtype=torch.float32, device=query.device), is_scratch=True)
     grid, options = (B * H * Q // ROWS,), {"num_warps": 4}
+    tickets = _tickets(recorder, query.device)
     recorder.launch(
-        _backward.clear, grid, sums, query, above, out, delta if divided else halves[0], H, Q, *query.stride()[:3],
+        _backward.clear, grid, sums, tickets, query, above, out, delta if divided else halves[0], H, Q, *query.stride()[:3],
         *above.stride()[:3], D, ROWS, divided, problem.distance, **options,
     )  # fmt: skip
-    kernel(problem, above, stat if divided else halves[0], delta, halves[1], sums, dk, dv, marks[1], recorder.launch)
+    kernel(problem, above, stat if divided else halves[0], delta, halves[1], sums, tickets, dk, dv, marks[1], recorder.launch)
     factor = 2.0 if problem.activation == "relu_squared" else 1.0
     recorder.launch(
         _backward.conclude,
@@ -312,6 +314,11 @@ def _in_one_pass(
         **options,
         **LINKED,
     )
+
+
+def _tickets(recorder: Recorder, device: torch.device) -> Tensor:
+    """Counts tiles from a zero that another kernel writes before."""
+    return recorder.made(torch.empty(1, dtype=torch.int32, device=device), is_scratch=True)
 
 
 def row_dot(x: Tensor, y: Tensor, factor: float = 1.0, recorder: Recorder | None = None) -> Tensor:
