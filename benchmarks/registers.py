@@ -29,6 +29,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "sigmoid": {"activation": "sigmoid"},
     "tanh": {"activation": "tanh"},
     "relu_squared": {"activation": "relu_squared"},
+    "softmax": {"activation": "exp", "division": 1},
     "gaussian raw": EXP,
     "gaussian": EXP | {"division": 1},
 }
@@ -113,15 +114,17 @@ def takes(way: str, given: launch.Problem) -> dict[str, Any]:
     # A thread has 64 coefficients of a block of 64 rows and 128 columns; backward there are five products, in parts of 16 numbers.
     each = 0 if given.activation == "relu_squared" else 64 if way == "forward" or size == 64 else 32
     run = compiling(found, size // 16 + 8 if way == "forward" else 32, each)
+    norms = rows if given.distance else None
     if way == "forward":
         marks = rows if given.distance or causal or given.activation == "tanh" else None
-        hopper.forward(given, torch.empty_like(given.query), marks, rows if given.distance else None, tickets if given.distance else None, run)
+        hopper.forward(given, torch.empty_like(given.query), marks, norms, tickets if given.distance else None, run)
     else:
         x: list[Tensor] = [torch.empty_like(given.query) for _ in range(3)]
-        norms = rows if given.distance else None
+        eighths = torch.empty(*rows.shape, 8, dtype=torch.bfloat16)
+        terms, deltas = eighths if given.distance or divided else None, eighths if divided else None
         left = torch.empty(rows.numel() // 64, dtype=torch.int32) if causal else None
         sums = torch.empty(given.query.shape)
-        hopper_backward.backward(given, x[0], norms, rows if divided else None, norms, sums, tickets, *x[1:], left, run)  # fmt: skip
+        hopper_backward.backward(given, x[0], terms, deltas, norms, sums, tickets, *x[1:], left, run)
     return found[-1]
 
 

@@ -392,7 +392,7 @@ gl = SimpleNamespace(
     maximum=lambda x, y, propagate_nan=None: torch.maximum(block(x), block(y)),
     abs=torch.abs, exp2=torch.exp2, log2=torch.log2, sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis),
     reshape=lambda x, shape: block(x.reshape(shape)),
-    convert_layout=lambda x, layout: x, broadcast=lambda x, y: (x.expand(y.shape), y),
+    convert_layout=lambda x, layout: x,
     load=_load, store=_store, atomic_add=_atomic_add, allocate_shared_memory=_allocate, inline_asm_elementwise=inline_asm_elementwise,
     warp_specialize=lambda parts, warps, registers: LOCAL.warps.parts.extend(parts),
 )  # fmt: skip

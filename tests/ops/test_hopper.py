@@ -1,7 +1,5 @@
 """The passes for Hopper as far as they go without one: whom they serve, where heads lie, what goes before and who serves what they leave."""
 
-import math
-
 import pytest
 import torch
 
@@ -121,7 +119,7 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(out.sum(), leaves), gradients, rtol=1e-4, atol=1e-4)
 
 
-def in_one_pass(problem, above, shifts, deltas, norms, sums, tickets, dk, dv, left, launch):
+def in_one_pass(problem, above, terms, deltas, norms, sums, tickets, dk, dv, left, launch):
     """What the kernel for Hopper computes, from what it is given: gradients of keys and values, norms of keys, and sums of ds' k."""
     query, key, value = problem[:3]
     alpha = problem.alpha[:, None, None]
@@ -129,14 +127,15 @@ def in_one_pass(problem, above, shifts, deltas, norms, sums, tickets, dk, dv, le
     if problem.distance:
         norms[:] = 0.5 * key.square().sum(-1)
         t = t - alpha * norms[..., None, :]
-    if problem.distance or problem.division:
-        t = t - (shifts[..., None] * math.log(2.0) if problem.division else alpha * shifts[..., None])
+    assert (terms is not None) == bool(problem.distance or problem.division)
+    if terms is not None:
+        t = t + alpha * terms.float().sum(-1)[..., None]
     keep = torch.ones(t.shape[-2:]).tril().bool() if problem.high is not None else torch.ones(t.shape[-2:]).bool()
     t = t.masked_fill(~keep, -torch.inf)
     p = {"exp": t.exp(), "sigmoid": t.sigmoid(), "relu_squared": t.relu().square()}[problem.safe]
     slope = {"exp": p, "sigmoid": p - p * p, "relu_squared": t.relu()}[problem.safe]
     dp = above @ value.mT
-    ds = slope * (dp if deltas is None else dp - deltas[..., None])
+    ds = slope * (dp if deltas is None else dp + deltas.float().sum(-1)[..., None])
     sums += ds @ key
     ds = ds * (2.0 if problem.safe == "relu_squared" else 1.0)
     dv[:] = p.mT @ above
@@ -156,8 +155,8 @@ def test_a_backward_pass_in_one_kernel(kernel, causal, monkeypatch):
     gradients = torch.autograd.grad(wanted, leaves, above)
     calls = []
 
-    def stand_in(problem, above, shifts, deltas, norms, sums, tickets, dk, dv, left, launch):
-        in_one_pass(problem, above, shifts, deltas, norms, sums, tickets, dk, dv, left, launch)
+    def stand_in(problem, above, terms, deltas, norms, sums, tickets, dk, dv, left, launch):
+        in_one_pass(problem, above, terms, deltas, norms, sums, tickets, dk, dv, left, launch)
         calls.append(left)
         if left is not None:
             left.view(2, 3, 3)[0, 1, 2] = 1

@@ -19,6 +19,9 @@ from heedful.ops.fused._forward import ROOM, are_enough, half_square, stretch
 from heedful.ops.fused._linked import linked
 from heedful.ops.fused.activations import coefficient, slope
 
+# The least scale by which a term of scores is divided.
+FAINT = tl.constexpr(1e-30)
+
 
 @triton.jit
 def backward_rows(
@@ -429,12 +432,24 @@ def walk_columns(
 
 
 @triton.jit
-def clear(
-    sums_, tickets_, q_, do_, out_, dots_, H, n, qb, qh, qn, ob, oh, on, D: tl.constexpr, BM: tl.constexpr,
-    DIVIDED: tl.constexpr, DISTANCE: tl.constexpr,
-):  # fmt: skip
-    """What sums [B, H, n, D] of gradients of queries and the count of tiles begin with, and what a kernel needs of every row: do . out, or |q|^2 / 2.
+def thirds(x):
+    """Numbers as sums of three of bfloat16, [n, 8] with zeros behind: a row that ones, in bfloat16 as well, add up to the number."""
+    at = tl.arange(0, 8)[None, :]
+    first = x.to(tl.bfloat16).to(tl.float32)
+    rest = tl.where(tl.abs(first) < float("inf"), x - first, 0.0)
+    second = rest.to(tl.bfloat16).to(tl.float32)
+    behind = tl.where(at == 1, second[:, None], tl.where(at == 2, (rest - second)[:, None], 0.0))
+    return tl.where(at == 0, first[:, None], behind).to(tl.bfloat16)
 
+
+@triton.jit
+def clear(
+    sums_, tickets_, terms_, deltas_, q_, do_, out_, dots_, stat_, alpha_, H, n, qb, qh, qn, ob, oh, on,
+    D: tl.constexpr, BM: tl.constexpr, UNIT: tl.constexpr, DIVIDED: tl.constexpr, DISTANCE: tl.constexpr,
+):  # fmt: skip
+    """What sums [B, H, n, D] of gradients of queries and the count of tiles begin with, and what is added to all scores of a row, before they are scaled.
+
+    That is less log2 of the sum of the row where rows are divided, do . out of gradients of scores then, and |q|^2 / 2 of distances else.
     The gradient of a distance loses q_i sum_j ds_ij, where sum_j p_ij (do_i . v_j) = do_i . out_i: of rows that are divided that is zero.
     """
     linked()
@@ -444,18 +459,29 @@ def clear(
         tl.store(tickets_, 0)
     b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
     line = (b * H + h).to(tl.int64) * n + rows
-    at = line[:, None] * D + d[None, :]
+    at, eight = line[:, None] * D + d[None, :], line[:, None] * 8 + tl.arange(0, 8)[None, :]
     begin = tl.zeros([BM, D], tl.float32)
     if DIVIDED or DISTANCE:
         do = tl.load(base(do_, ob, oh, b, h) + rows.to(tl.int64)[:, None] * on + d[None, :]).to(tl.float32)
         delta = tl.sum(do * tl.load(out_ + at).to(tl.float32), 1)
         if DIVIDED:
+            own = tl.load(stat_ + line) / scale(alpha_, h, UNIT)
             tl.store(dots_ + line, delta)
+            tl.store(deltas_ + eight, thirds(-delta))
         else:
             q = tl.load(base(q_, qb, qh, b, h) + rows.to(tl.int64)[:, None] * qn + d[None, :]).to(tl.float32)
-            tl.store(dots_ + line, 0.5 * tl.sum(q * q, 1))
+            own = 0.5 * tl.sum(q * q, 1)
+            tl.store(dots_ + line, own)
             begin = -delta[:, None] * q
+        tl.store(terms_ + eight, thirds(-own))
     tl.store(sums_ + at, begin)
+
+
+@triton.jit
+def scale(alpha_, h, UNIT: tl.constexpr):
+    """That of scores of a head in the function's unit; not zero, as terms of scores are divided by it."""
+    a = tl.load(alpha_ + h) * UNIT
+    return tl.where(tl.abs(a) < FAINT, FAINT, a)
 
 
 @triton.jit

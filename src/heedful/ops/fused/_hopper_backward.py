@@ -5,7 +5,8 @@ every key, so that coefficients and gradients of scores are the left sides of th
 
     s = k q', dp = v do', p = f(s), ds = f'(s) dp,    dv += p do, dk += ds q, dq += ds' k
 
-For dq the warpgroups hand their ds to one another through shared memory, and each multiplies half of it, one block behind: neither
+What is added to all scores of a query is added by the matrix unit as well, three columns of bfloat16 times ones: a product that began
+with it would wait for registers. For dq the warpgroups hand their ds to one another through shared memory, and each multiplies half of it, one block behind: neither
 waits for the other unless it is a whole block ahead. Sums of dq over tiles of keys are added up in float32 in global memory, in any order.
 """
 
@@ -20,6 +21,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from heedful.ops.fused._backward import FAINT
 from heedful.ops.fused._hopper import barriers_of, draw, drawn, fetch, following, place, slips_of, tiles_of
 
 
@@ -51,17 +53,17 @@ def weighed(t, C: gl.constexpr):
 def scale(alpha, h, C: gl.constexpr):
     """That of a head in the function's unit; not zero where terms of scores are divided by it."""
     a2 = gl.load(alpha + h) * C.UNIT
-    return gl.where(gl.abs(a2) < 1e-30, 1e-30, a2) if C.DISTANCE or C.DIVIDED else a2
+    return gl.where(gl.abs(a2) < FAINT, FAINT, a2) if C.DISTANCE or C.DIVIDED else a2
 
 
 @gluon.jit
-def spread(row, zero):
-    """A line of shared memory in every row of a block, for products that begin with it: added later it would need registers beside them.
-
-    In registers where this is written: copied later, between products that run, it would make the next one wait for them.
-    """
-    x = gl.broadcast(row.load(gl.SliceLayout(0, zero.type.layout))[None, :], zero)[0]
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
+def product(x, y, terms, ones, zero, HAS_TERMS: gl.constexpr):
+    """Has the matrix unit multiply rows of x by rows of y, to whose products `terms` add one number each."""
+    if HAS_TERMS:
+        found = warpgroup_mma(ones, terms.permute((1, 0)), zero, use_acc=False, is_async=True)
+        return warpgroup_mma(x, y.permute((1, 0)), found, is_async=True)
+    else:
+        return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -89,13 +91,11 @@ def sight(tile, heads, together, T, C: gl.constexpr):
 @gluon.jit
 def produce(descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr):
     """Blocks of queries and gradients from the diagonal on; the keys and values of a tile with the first of them."""
-    k_desc, v_desc, q_desc, do_desc, _, _, _ = descs
-    alpha, _, _, shifts, deltas, _, tickets = tensors
-    SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
+    k_desc, v_desc, q_desc, do_desc, term_desc, delta_desc, _, _, _ = descs
+    _, _, _, _, tickets = tensors
     heads, H, together = counts
-    k_buf, v_buf, q_buf, do_buf, _, _, term_buf, delta_buf, _ = buffers
+    k_buf, v_buf, q_buf, do_buf, _, _, term_buf, delta_buf, _, _ = buffers
     q_full, do_full, empty, own_full, own_empty, _, _, _ = barriers
-    cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([C.COLS // 32], [32], [1], [0]))
     stage, parity = gl.to_tensor(0), gl.to_tensor(1)
     step, tile = gl.to_tensor(0), gl.program_id(0)
     while tile < tiles_of(heads, T, C):
@@ -105,32 +105,22 @@ def produce(descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr
         k_row, v_row = b * T.k[0] + h * T.k[1] + top, b * T.v[0] + h * T.v[1] + top
         q_row, do_row = b * T.q[0] + h * T.q[1], b * T.do[0] + h * T.do[1]
         at = T.K - blocks * C.COLS
-        if SHIFTED:
-            factor = -1.0 / scale(alpha, h, C) if C.DIVIDED else -1.0
-            begin = head.to(gl.int64) * T.K
         for i in range(blocks):
-            if SHIFTED:
-                # Before the wait, during which they arrive.
-                term = factor * gl.load(shifts + begin + at + cols)
-                if C.DIVIDED:
-                    delta = -gl.load(deltas + begin + at + cols)
             if i == 0:
                 for w in gl.static_range(C.CONSUMERS):
                     to = k_buf.index(own * C.CONSUMERS + w)
                     fetch(k_desc, k_row + w * C.ROWS, h * T.k[2], own_full.index(own), own_empty.index(own), turn, to)
-            fetch(q_desc, q_row + at, h * T.q[2], q_full.index(stage), empty.index(stage), parity, q_buf.index(stage))
+            free, line = empty.index(stage), head * T.K + at
+            fetch(q_desc, q_row + at, h * T.q[2], q_full.index(stage), free, parity, q_buf.index(stage))
+            if C.DISTANCE or C.DIVIDED:
+                fetch(term_desc, line, 0, q_full.index(stage), free, parity, term_buf.index(stage))
             if i == 0:
                 for w in gl.static_range(C.CONSUMERS):
                     to = v_buf.index(own * C.CONSUMERS + w)
                     fetch(v_desc, v_row + w * C.ROWS, h * T.v[2], own_full.index(own), own_empty.index(own), turn, to)
-            fetch(
-                do_desc, do_row + at, h * T.do[2], do_full.index(stage), empty.index(stage), parity, do_buf.index(stage)
-            )
-            if SHIFTED:
-                term_buf.index(stage).store(term)
-                if C.DIVIDED:
-                    delta_buf.index(stage).store(delta)
-                mbarrier.arrive(do_full.index(stage), count=1)
+            fetch(do_desc, do_row + at, h * T.do[2], do_full.index(stage), free, parity, do_buf.index(stage))
+            if C.DIVIDED:
+                fetch(delta_desc, line, 0, do_full.index(stage), free, parity, delta_buf.index(stage))
             if i == 0:
                 tile = draw(step, tickets, slips, C)
             stage, parity = following(stage, parity, C.STAGES)
@@ -190,7 +180,7 @@ def before(stage, parity, N: gl.constexpr):
 def hidden(W: gl.constexpr, ring, buffers, barriers, C: gl.constexpr):
     """A block of queries that see no key of this warpgroup: gradients of scores are zeros, which the other one multiplies as well."""
     stage, parity = ring
-    _, _, _, _, ds_buf, _, _, _, _ = buffers
+    _, _, _, _, ds_buf, _, _, _, _, _ = buffers
     _, _, empty, _, _, ds_full, ds_empty, turns = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     mbarrier.arrive(empty.index(stage), count=1)
@@ -213,7 +203,7 @@ def meet(
     last, earlier = before(stage, parity, C.STAGES)
     head, own, term, a2, b2 = keys
     dk, dv, total = sums_of_keys
-    k_buf, v_buf, q_buf, do_buf, ds_buf, _, term_buf, delta_buf, col_buf = buffers
+    k_buf, v_buf, q_buf, do_buf, ds_buf, _, term_buf, delta_buf, one_buf, col_buf = buffers
     q_full, do_full, empty, _, _, ds_full, ds_empty, turns = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
@@ -226,16 +216,10 @@ def meet(
     )
     zero = gl.zeros([C.ROWS, C.COLS], gl.float32, scores)
     mbarrier.wait(q_full.index(stage), parity)
-    SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
-    if SHIFTED:
-        mbarrier.wait(do_full.index(stage), parity)  # terms come with the gradients
-    s = spread(term_buf.index(stage), zero) if SHIFTED else zero
-    dp = spread(delta_buf.index(stage), zero) if C.DIVIDED else zero
-    s = warpgroup_mma(k, q.permute((1, 0)), s, use_acc=SHIFTED, is_async=True)
-    if not SHIFTED:
-        mbarrier.wait(do_full.index(stage), parity)
-    dp = warpgroup_mma(v, do.permute((1, 0)), dp, use_acc=C.DIVIDED, is_async=True)
-    s = warpgroup_mma_wait(1, deps=(s,))
+    s = product(k, q, term_buf.index(stage), one_buf, zero, C.DISTANCE or C.DIVIDED)
+    mbarrier.wait(do_full.index(stage), parity)
+    dp = product(v, do, delta_buf.index(stage), one_buf, zero, C.DIVIDED)
+    s = warpgroup_mma_wait(2 if C.DIVIDED else 1, deps=(s,))
     if C.TURNS:
         mbarrier.wait(turns.index(W), stage if W else stage ^ 1)
     t = s * a2
@@ -280,10 +264,10 @@ def meet(
 @gluon.jit
 def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr):
     """The keys of one warpgroup, tile by tile."""
-    _, _, _, _, dk_desc, dv_desc, sums_desc = descs
-    alpha, beta, norms, _, _, left, _ = tensors
+    _, _, _, _, _, _, dk_desc, dv_desc, sums_desc = descs
+    alpha, beta, norms, left, _ = tensors
     heads, H, together = counts
-    k_buf, v_buf, _, _, ds_buf, dq_buf, _, _, _ = buffers
+    k_buf, v_buf, _, _, ds_buf, dq_buf, _, _, _, _ = buffers
     _, _, _, own_full, own_empty, ds_full, ds_empty, _ = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
@@ -361,11 +345,11 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, slips, T
 
 @gluon.jit(do_not_specialize=["heads", "H", "together"])
 def backward_kernel(
-    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc, alpha, beta, norms, shifts, deltas, left, tickets, heads, H, together, T, C: gl.constexpr
+    k_desc, v_desc, q_desc, do_desc, term_desc, delta_desc, dk_desc, dv_desc, sums_desc, alpha, beta, norms, left, tickets, heads, H, together, T, C: gl.constexpr
 ):  # fmt: skip
     """Buffers and barriers of one program, and the parts of its warps.
 
-    `shifts` are log2 of the sums of rows, or half the squared norms of queries; under causality `norms` get those of keys.
+    Terms are of scores, deltas of their gradients, both by `_backward.clear`; under causality `norms` get half the squared norms of keys.
     """
     gdc_launch_dependents()
     gdc_wait()
@@ -378,21 +362,27 @@ def backward_kernel(
     handed: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ds_buf = gl.allocate_shared_memory(gl.bfloat16, [S * N, C.ROWS, C.COLS], handed)
     dq_buf = gl.allocate_shared_memory(gl.float32, [N, 64, 64], sums_desc.layout)
+    HAS_TERMS: gl.constexpr = C.DISTANCE or C.DIVIDED
+    narrow: gl.constexpr = gl.NVMMASharedLayout(32, 16, 2)
+    term_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS if HAS_TERMS else 8, 16], narrow)
+    delta_buf = gl.allocate_shared_memory(gl.bfloat16, [S, C.COLS if C.DIVIDED else 8, 16], narrow)
+    one_buf = gl.allocate_shared_memory(gl.bfloat16, [C.ROWS if HAS_TERMS else 8, 16], narrow)
+    if HAS_TERMS:
+        one_buf.store(gl.full([C.ROWS, 16], 1.0, gl.bfloat16, gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])))
+        hopper.fence_async_shared()
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    SHIFTED: gl.constexpr = C.DISTANCE or C.DIVIDED
-    term_buf = gl.allocate_shared_memory(gl.float32, [S, C.COLS if SHIFTED else 1], line)
-    delta_buf = gl.allocate_shared_memory(gl.float32, [S, C.COLS if C.DIVIDED else 1], line)
     # Columns are read when they are needed; computed, they would be kept in registers.
     col_buf = gl.allocate_shared_memory(gl.int32, [C.COLS if C.CAUSAL else 1], line)
     if C.CAUSAL:
         col_buf.store(gl.arange(0, C.COLS, layout=gl.BlockedLayout([1], [32], [4], [0])))
-    q_full, do_full, empty = barriers_of(S, 1), barriers_of(S, 2 if SHIFTED else 1), barriers_of(S, N)
+    q_full, do_full = barriers_of(S, 2 if HAS_TERMS else 1), barriers_of(S, 2 if C.DIVIDED else 1)
+    empty = barriers_of(S, N)
     own_full, own_empty = barriers_of(C.OWN, 2 * N), barriers_of(C.OWN, N)
     ds_full, ds_empty, turns = barriers_of(S, N), barriers_of(S, N), barriers_of(N, 1)
-    descs = k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, sums_desc
-    tensors = alpha, beta, norms, shifts, deltas, left, tickets
+    descs = k_desc, v_desc, q_desc, do_desc, term_desc, delta_desc, dk_desc, dv_desc, sums_desc
+    tensors = alpha, beta, norms, left, tickets
     counts = heads, H, together
-    buffers = k_buf, v_buf, q_buf, do_buf, ds_buf, dq_buf, term_buf, delta_buf, col_buf
+    buffers = k_buf, v_buf, q_buf, do_buf, ds_buf, dq_buf, term_buf, delta_buf, one_buf, col_buf
     barriers = q_full, do_full, empty, own_full, own_empty, ds_full, ds_empty, turns
     slips = slips_of(C)
     first: gl.constexpr = 0

@@ -147,8 +147,10 @@ def form(problem: Problem, stat: bool) -> Form:
     sizes = (128, 2, 2, 1, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 2, 160, False)
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
     # At head size 128 the matrix unit is the one that has no time to spare; at 64 there are no registers for what is added up.
-    size, sums = problem.query.shape[-1], problem.division == 1 or (problem.activation == "tanh" and stat)
-    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, size == 64 and sums, TICKETS=problem.distance)
+    ones = problem.query.shape[-1] == 64 and (problem.division == 1 or (problem.activation == "tanh" and stat))
+    # A launch before this one begins the count of tiles where distances are taken.
+    drawn = problem.distance
+    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones, TICKETS=drawn)
 
 
 @cache
@@ -162,9 +164,10 @@ def forward(
 ) -> None:  # fmt: skip
     """Launches the kernel, where distances are taken behind one that takes norms of keys.
 
-    Where distances are taken `halves` `[B, G, K]` get half the squared norms of keys, and `tickets`, one whole number, counts tiles. `stat` `[B, H, Q]` gets NaN for rows that are left
-    to another kernel: those beyond the range of a short form, under causality those that are not finite, of a hyperbolic tangent those
-    whose coefficients are small. All others get log2 of their sum, or zero where nothing divides them.
+    Where distances are taken `halves` `[B, G, K]` get half the squared norms of keys, and `tickets`, one whole number, counts tiles.
+    `stat` `[B, H, Q]` gets NaN for rows that are left to another kernel: those beyond the range of a short form, under causality those
+    that are not finite, of a hyperbolic tangent those whose coefficients are small. All others get log2 of their sum, or zero where
+    nothing divides them.
     """
     chosen = chosen or form(problem, stat is not None)
     B, H, G, Q, K = problem.sizes

@@ -81,15 +81,15 @@ def constants(chosen: Form) -> Constants:
 
 
 def backward(
-    problem: Problem, above: Tensor, shifts: Tensor | None, deltas: Tensor | None, norms: Tensor | None,
+    problem: Problem, above: Tensor, terms: Tensor | None, deltas: Tensor | None, norms: Tensor | None,
     sums: Tensor, tickets: Tensor, dk: Tensor, dv: Tensor, left: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None,
 ) -> None:  # fmt: skip
     """Launches the kernel once.
 
-    Where rows are divided it needs forward's `stat` as `shifts` `[B, H, Q]`, and `deltas` = out . above; of distances that are not
-    divided half the squared norms of queries as `shifts`. Sums of ds' k are added to `sums` `[B, H, Q, D]`, float32; `tickets`, a zero, counts tiles. Under causality
-    `norms` `[B, H, K]` get half the squared norms of keys, where distances are taken, and `left` `[B * H * K / 64]`, int32, one for every 64
-    keys whose results are not finite, else zero.
+    Rows of `terms` `[B, H, Q, 8]`, bfloat16, add up to what all scores of a query get before they are scaled, where distances are taken or
+    rows divided, rows of `deltas` to what gradients of scores get, where rows are divided. Sums of ds' k are added to `sums`
+    `[B, H, Q, D]`, float32; `tickets`, a zero, counts tiles. Under causality `norms` `[B, H, K]` get half the squared norms of keys, where
+    distances are taken, and `left` `[B * H * K / 64]`, int32, one for every 64 keys whose results are not finite, else zero.
     """
     chosen = chosen or form(problem)
     B, H, _, Q, K = problem.sizes
@@ -103,9 +103,13 @@ def backward(
         layout = gl.NVMMASharedLayout.get_default_for([height, chosen.D], gl.bfloat16)
         descs.append(TensorDescriptor(x, found[0], found[1], [height, chosen.D], layout))
         begins.append(found[2:])
+    tile = [chosen.COLS, 16]  # as long as products are: the copy engine makes the last eight zeros
+    layout = gl.NVMMASharedLayout.get_default_for(tile, gl.bfloat16)
+    for added in (terms, deltas):
+        descs.insert(-2, None if added is None else TensorDescriptor(added, [B * H * Q, 8], [8, 1], tile, layout))
     layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     descs.append(TensorDescriptor(sums, [B * H * Q, chosen.D], [chosen.D, 1], [64, 64], layout))
     launch(
-        _hopper_backward.backward_kernel, (programs,), *descs, problem.alpha, problem.beta, norms, shifts, deltas, left, tickets,
+        _hopper_backward.backward_kernel, (programs,), *descs, problem.alpha, problem.beta, norms, left, tickets,
         B * H, H, together, Numbers(K, Q, *begins[:4]), constants(chosen), num_warps=4, maxnreg=168, **LINKED,
     )  # fmt: skip

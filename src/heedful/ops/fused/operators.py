@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import Unsupported
+from heedful.ops.fused._eager import eager, recorded
 
 NUMBER_OF_TENSORS = 13  # the leading arguments of both operators that are tensors
 
@@ -152,11 +153,10 @@ class _Eager(torch.autograd.Function):
 
 def attention(*inputs: Any) -> Tensor:
     """`fused_attention` by the shortest way: operators where torch traces or looks on, plain launches elsewhere."""
-    tensors = [x for x in inputs[:NUMBER_OF_TENSORS] if x is not None]
-    plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
-    if not plain or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    tensors = inputs[:NUMBER_OF_TENSORS]
+    if not eager(*tensors):
         return fused_attention(*inputs)[0]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if recorded(*tensors):
         return _Eager.apply(*inputs)
     from heedful.ops.fused import launch
 

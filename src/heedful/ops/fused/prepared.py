@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ MOST = 4096
 ALIGNED = 16  # bytes: what a compiled kernel may count on
 ROOMS = 256  # bytes between two stretches of scratch memory
 MAPS = 64  # addresses whose descriptors are kept
+BOUND = 256  # sets of addresses whose launches are kept as they are: a step of training comes back to those of the one before
 # Versions of Triton whose launcher in C is called without its wrapper in Python.
 KNOWN_LAUNCHERS = ("3.6.",)
 
@@ -102,7 +104,8 @@ class Launch:
                 self.pointers += [(at, slot(one))] if one.numel() else []
                 self.args[at] = 0
 
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+    def bound(self, addresses: Sequence[int], stream: int) -> Callable[[], Any]:
+        """The launch with tensors at these addresses."""
         args = self.args.copy()
         for at, slot in self.pointers:
             args[at] = addresses[slot]
@@ -115,9 +118,8 @@ class Launch:
             args[at] = tuple(values)
         if self.is_raw:
             args[STREAM] = stream
-            self.run(*args)
-        else:
-            self.run(*args, stream=stream)
+            return partial(self.run, *args)
+        return partial(self.run, *args, stream=stream)
 
 
 def _three(grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -210,6 +212,7 @@ class Prepared:
 
     def __init__(self, recorder: Recorder) -> None:
         self.launches = recorder.launches
+        self.bound: dict[tuple[int, ...], list[Callable[[], Any]]] = {}
         self.scratch = 0
         # Of each tensor that is made: its shape and type, or where it lies in scratch memory, or itself where it holds nothing.
         self.rooms: list[tuple[tuple[int, ...] | None, torch.dtype | None, int, Tensor | None]] = []
@@ -239,8 +242,15 @@ class Prepared:
             made.append(x)
             addresses.append(x.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        for launch in self.launches:
-            launch(addresses, stream)
+        key = (stream, *addresses)
+        launches = self.bound.get(key)
+        if launches is None:
+            launches = [launch.bound(addresses, stream) for launch in self.launches]
+            if len(self.bound) >= BOUND:
+                self.bound.clear()
+            self.bound[key] = launches
+        for launch in launches:
+            launch()
         return made
 
 
