@@ -107,11 +107,13 @@ def drawn(case: Case) -> tuple[list[Tensor], Tensor]:
 def compile_ahead(asked: list[Case]) -> None:
     """Every kernel once, many at a time in processes of their own: Triton's cache then has them."""
     forms = {(case.shape[3], case.is_causal, case.mask) for case in asked}
-    shapes = [(Case((16, 16, 4096 if mask else 256, size), causal, mask), mask) for size, causal, mask in forms]
-    shapes += [(Case((16, 16, 193, 64), causal), "") for causal in (False, True)]  # compared before anything is timed
+    shapes = [Case((16, 16, 4096 if mask else 256, size), causal, mask) for size, causal, mask in forms]
+    # Other lengths have other tiles; heads of odd length, and heads beside one another, are compared before anything is timed.
+    shapes += [Case((4, 16, 2048, size), causal) for size, causal, mask in forms if not mask]
+    shapes += [Case((16, 16, 193, 64), causal) for causal in (False, True)]
     # Causal softmax is compared, not timed by length.
     names = {False: (*SPEED, LOW), True: (*KERNELS, LOW)}
-    jobs = [(case, name) for case, mask in shapes for name in (KERNELS if mask else names[case.is_causal])]
+    jobs = [(case, name) for case in shapes for name in (KERNELS if case.mask else names[case.is_causal])]
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         for fault in pool.imap_unordered(_compiled, jobs):
             if fault:
@@ -123,6 +125,11 @@ def _compiled(job: tuple[Case, str]) -> str | None:
     try:
         x, above = drawn(case)
         torch.autograd.grad(contestants(case)[name](*x), x, above)
+        if case.shape[2] == 256:
+            beside = [y.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for y in x]
+            torch.autograd.grad(
+                contestants(case)[name](*beside), beside, above.transpose(1, 2).contiguous().transpose(1, 2)
+            )
         torch.cuda.synchronize()
     except Exception as fault:
         return f"{job}: {type(fault).__name__}: {str(fault).splitlines()[0]}"

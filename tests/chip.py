@@ -362,10 +362,13 @@ def _store(pointer, value, mask=None):
     pointer.of.view(-1)[at] = value.to(pointer.of.dtype)
 
 
-def _atomic_add(pointer, value, sem=None):
-    before = _load(pointer).clone()
-    _store(pointer, before + value)
-    return before
+def _atomic_add(pointer, value, mask, sem=None):
+    """The number before, of one lane; others get one that means nothing."""
+    found = block(torch.full(mask.shape, -7, dtype=pointer.of.dtype))
+    at = Pointer(pointer.of, pointer.at[mask])
+    found[mask] = _load(at).clone()
+    _store(at, found[mask] + value[mask])
+    return found
 
 
 def _allocate(dtype, shape, layout):

@@ -639,7 +639,10 @@ def test_what_comes_later_is_hidden(kernel, filler, size):
             assert relative_error(other[head][sees], one[head][sees].double()) < 5e-3
         others = torch.ones(16, 16, dtype=torch.bool)
         others[1, 2] = others[3, 4] = False
-        assert torch.equal(one[others], other[others])
+        if one is made[0][0]:
+            assert torch.equal(one[others], other[others])
+        else:  # gradients of queries are added up in any order
+            assert relative_error(other[others], one[others].double()) < 1e-4
 
 
 def test_small_coefficients_keep_their_precision_on_the_device():

@@ -192,6 +192,18 @@ def test_who_is_refused_a_backward_pass_in_one_kernel(monkeypatch):
 def test_heads_that_are_ordered_together_stay_few():
     assert hopper.balance(64, 4096, 4096, 128, True, 132, 4)[1] <= 4
     assert hopper.balance(3, 4096, 4096, 128, True, 132, 2)[1] <= 2
-    assert hopper.drawing(64, 4096, 128, 128, 132) == (132, 10)
-    assert hopper.drawing(2, 32768, 128, 128, 132) == (132, 2)
-    assert hopper.drawing(3, 128, 192, 64, 132) == (3, 640)
+    assert [hopper.near(4096, 128), hopper.near(32768, 128)] == [10, 2]
+
+
+def test_programs_that_draw_tiles_are_no_more_than_tiles():
+    drawn = hopper.form(problem(activation="exp", distance=True), stat=True)
+    assert drawn.TICKETS
+    assert hopper.shares(64, 4096, 4096, drawn, 132) == (132, hopper.near(4096, 64))
+    assert hopper.shares(3, 128, 128, drawn, 132)[0] == 3
+
+
+@pytest.mark.parametrize(("length", "causal", "warpgroups"), [(512, True, 2), (1024, True, 2), (1152, True, 3), (512, False, 3)])  # fmt: skip
+def test_tiles_are_low_where_tall_ones_would_be_empty(length, causal, warpgroups):
+    given = problem(length=length, high=0 if causal else None)
+    assert warpgroups == hopper.form(given, stat=True).CONSUMERS
+    assert hopper.form(problem(length=length, size=128), stat=True).CONSUMERS == 2

@@ -101,6 +101,15 @@ def test_forward(kernel, size, causal, chip):
     assert all(bool(marks.isfinite().all()) for marks in (stat, *chip.left))
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_forward_with_three_warpgroups_under_causality(kernel, monkeypatch):
+    """As for long sequences."""
+    monkeypatch.setattr(hopper, "BRIEF", 0)
+    given = problem(kernel, 64, causal=True, key_heads=2)
+    out, _ = launch.forward(given)
+    assert_near(out, formula(given, *doubled(given)))
+
+
 @pytest.mark.parametrize("factor", [1.0, 20.0, 300.0])
 @pytest.mark.parametrize("kernel", ["softmax", "gaussian"])
 def test_rows_beyond_the_range_are_left(kernel, factor, chip):

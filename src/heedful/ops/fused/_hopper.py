@@ -103,17 +103,29 @@ def turn_of(step):
 
 
 @gluon.jit
-def draw(step, tickets, slips, C: gl.constexpr):
-    """The tile behind that of a step, for the warp that fetches, which hands it to the others.
+def ticket(tickets, C: gl.constexpr):
+    """Asks for the tile behind a program's own; one lane does, and whoever reads the number waits for it.
 
     Multiprocessors are not equally fast: a program that is done takes whichever tile is next.
     """
     if C.TICKETS:
+        lane: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+        lanes = gl.arange(0, 32, layout=lane)
+        return gl.atomic_add(tickets + lanes, gl.full([32], 1, gl.int32, lane), mask=lanes == 0, sem="relaxed")
+    else:
+        return gl.to_tensor(0)
+
+
+@gluon.jit
+def draw(step, asked, slips, C: gl.constexpr):
+    """The tile behind that of a step, for the warp that fetches, which hands it to the others."""
+    if C.TICKETS:
         slip_buf, slip_full, slip_empty = slips
+        lane: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
         at = step % 2
+        tile = gl.num_programs(0) + gl.max(gl.where(gl.arange(0, 32, layout=lane) == 0, asked, 0), 0)
         mbarrier.wait(slip_empty.index(at), (step // 2 + 1) % 2)
-        tile = gl.num_programs(0) + gl.atomic_add(tickets, 1, sem="relaxed")
-        slip_buf.index(at).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+        slip_buf.index(at).store(gl.full([1], tile, gl.int32, lane))
         mbarrier.arrive(slip_full.index(at), count=1)
         return tile
     else:
@@ -164,6 +176,7 @@ def produce(given, T, C: gl.constexpr):
         gdc_wait()  # for norms
     step, tile = gl.to_tensor(0), gl.program_id(0)
     while tile < tiles_of(heads, T, C):
+        asked = ticket(tickets, C)
         head, top, blocks = place(tile, heads, together, T, C)
         b, h = head // H, head % H
         g = h // (H // G)
@@ -192,8 +205,7 @@ def produce(given, T, C: gl.constexpr):
                 row = v_row + at + C.COLS
                 fetch(v_desc, row, g * T.v[2], v_full.index(vs), v_empty.index(vs), vp, v_buf.index(vs))
                 vs, vp = following(vs, vp, C.STAGES)
-            if i == 1:
-                tile = draw(step, tickets, slips, C)
+        tile = draw(step, asked, slips, C)
         step += 1
 
 

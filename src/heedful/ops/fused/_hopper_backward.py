@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from heedful.ops.fused._backward import FAINT
-from heedful.ops.fused._hopper import barriers_of, draw, drawn, fetch, following, place, slips_of, tiles_of
+from heedful.ops.fused._hopper import barriers_of, draw, drawn, fetch, following, place, slips_of, ticket, tiles_of
 
 
 @gluon.jit
@@ -99,6 +99,7 @@ def produce(descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr
     stage, parity = gl.to_tensor(0), gl.to_tensor(1)
     step, tile = gl.to_tensor(0), gl.program_id(0)
     while tile < tiles_of(heads, T, C):
+        asked = ticket(tickets, C)
         head, top, blocks = sight(tile, heads, together, T, C)
         own, turn = step % C.OWN, (step // C.OWN + 1) % 2
         b, h = head // H, head % H
@@ -121,10 +122,9 @@ def produce(descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr
             fetch(do_desc, do_row + at, h * T.do[2], do_full.index(stage), free, parity, do_buf.index(stage))
             if C.DIVIDED:
                 fetch(delta_desc, line, 0, do_full.index(stage), free, parity, delta_buf.index(stage))
-            if i == 0:
-                tile = draw(step, tickets, slips, C)
             stage, parity = following(stage, parity, C.STAGES)
             at += C.COLS
+        tile = draw(step, asked, slips, C)
         step += 1
 
 

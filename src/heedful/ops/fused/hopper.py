@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NUMBERS = 8192  # of keys whose norms a program takes
 
+BRIEF = 1024  # causal queries at head size 64 of which tiles have two warpgroups
+
 # Of how many heads tiles may be ordered together.
 TOGETHER = (2, 4, 8, 16, 32)
 
@@ -136,18 +138,33 @@ def balance(
     return found
 
 
-def drawing(heads: int, length: int, tall: int, size: int, processors: int) -> tuple[int, int]:
-    """The same where programs draw tiles: the load is even by itself."""
-    return min(heads * -(-length // tall), processors), max(2, NEAR // (16 * length * size))
+def near(length: int, size: int) -> int:
+    """Of how many heads tiles may be ordered together that find one another's rows in the cache."""
+    return max(2, NEAR // (16 * length * size))
+
+
+def shares(heads: int, Q: int, K: int, chosen: Any, processors: int, most: int = TOGETHER[-1]) -> tuple[int, int]:
+    """How many programs there are for tiles of Q rows, and of how many heads tiles are ordered together."""
+    tall = chosen.ROWS * chosen.CONSUMERS
+    if chosen.TICKETS:  # the load is even by itself
+        return min(heads * -(-Q // tall), processors), near(Q, chosen.D)
+    return balance(heads, Q, K, tall, chosen.CAUSAL, processors, most)
 
 
 def form(problem: Problem, stat: bool) -> Form:
     """How a problem is compiled."""
-    # By head size: what fits into shared memory and registers.
-    sizes = (128, 2, 2, 1, 240, True) if problem.query.shape[-1] == 128 else (64, 3, 4, 2, 160, False)
+    # By head size: what fits into shared memory and registers. Of short sequences tiles of 192 rows leave much of the last one empty.
+    size, is_brief = problem.query.shape[-1], problem.high is not None and problem.sizes[3] <= BRIEF
+    sizes = (
+        (128, 2, 2, 1, 240, True)
+        if size == 128
+        else (64, 2, 4, 2, 240, True)
+        if is_brief
+        else (64, 3, 4, 2, 160, False)
+    )
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
     # At head size 128 the matrix unit is the one that has no time to spare; at 64 there are no registers for what is added up.
-    ones = problem.query.shape[-1] == 64 and (problem.division == 1 or (problem.activation == "tanh" and stat))
+    ones = size == 64 and (problem.division == 1 or (problem.activation == "tanh" and stat))
     # A launch before this one begins the count of tiles where distances are taken.
     drawn = problem.distance
     return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones, TICKETS=drawn)
@@ -175,11 +192,7 @@ def forward(
     if halves is not None:
         rows = NUMBERS // chosen.D
         launch(_forward.half_squares, (B * G * K // rows,), key, halves, tickets, G, K, *key.stride()[:3], chosen.D, rows, num_warps=4)  # fmt: skip
-    tall = chosen.ROWS * chosen.CONSUMERS
-    if chosen.TICKETS:
-        programs, together = drawing(B * H, Q, tall, chosen.D, processors)
-    else:
-        programs, together = balance(B * H, Q, K, tall, chosen.CAUSAL, processors)
+    programs, together = shares(B * H, Q, K, chosen, processors)
     descs, begins = [], []
     heights = chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS
     for x, rows in zip((problem.query, problem.key, problem.value, out), heights, strict=True):

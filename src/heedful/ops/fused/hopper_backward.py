@@ -51,7 +51,7 @@ class Form:
     REGISTERS: int = 240  # of a consumer's thread
     CONSUMERS: int = 2  # warpgroups
     ROWS: int = 64  # keys of a warpgroup
-    TICKETS: bool = True  # programs draw their tiles
+    TICKETS: bool = False  # programs draw their tiles
 
 
 def refuse(problem: Problem, above: Tensor) -> str | None:
@@ -72,7 +72,9 @@ def form(problem: Problem) -> Form:
     sizes = (128, 64, 2, 1) if problem.query.shape[-1] == 128 else (64, 128, 2, 1)
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
     turns = problem.query.shape[-1] == 128 or not problem.distance
-    return Form(problem.safe, UNITS[problem.safe], *sizes, *terms, turns)
+    # As measured: elsewhere the load is even enough, and drawing takes registers that the loop lacks.
+    drawn = problem.query.shape[-1] == 128 and problem.high is not None
+    return Form(problem.safe, UNITS[problem.safe], *sizes, *terms, turns, TICKETS=drawn)
 
 
 @cache
@@ -94,7 +96,7 @@ def backward(
     chosen = chosen or form(problem)
     B, H, _, Q, K = problem.sizes
     processors = chip(problem.query.device).processors
-    programs, together = hopper.drawing(B * H, K, chosen.ROWS * chosen.CONSUMERS, chosen.D, processors)
+    programs, together = hopper.shares(B * H, K, Q, chosen, processors, hopper.near(Q, chosen.D))
     descs, begins = [], []
     heights = chosen.ROWS, chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS, chosen.ROWS
     for x, height in zip((problem.key, problem.value, problem.query, above, dk, dv), heights, strict=True):
