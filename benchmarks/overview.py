@@ -14,6 +14,15 @@ from benchmarks.timing import kernels
 DIRECTIONS = ("forward", "backward")
 LONG = 1024
 
+# What is behind a bar that is missed, by what is measured and a word of the setting.
+CAUSES = {
+    ("us of host, and backward", ""): "Most of a call with its backward pass is torch's engine: torch's own attention takes longer than the bar as well. The call that records gradients, without them, meets it.",
+    ("forward: ", "Gaussian"): "Gaussians read all keys once before, for their norms. By the bytes that is a tenth of the time at 512 tokens, a seventh under causality, and less the longer the sequence.",
+    ("backward: ", "Gaussian"): "Gradients of queries are summed in float32 in global memory, which is cleared before and converted behind, and Gaussians read queries or results and their gradients once before. "
+    "By the bytes that is a quarter of the time at 512 causal tokens. At head size 128 under causality their loop also spills 9 to 12 registers, none without it (`python -m benchmarks.registers`).",
+}  # fmt: skip
+CLOSE = 0.01  # of a bar
+
 
 def section(result: dict[str, Any], picture: str) -> list[str]:
     stale = result["machine"].get("kernels") != kernels()
@@ -92,7 +101,7 @@ def _instead(result: dict[str, Any]) -> list[str]:
     rates = {(r["length"], r["contestant"]): r["tokens/s"] for r in result["step"] if r["way"] == "compiled" and "tokens/s" in r}  # fmt: skip
     softmax = [rate / rates[n, TORCH] for (n, who), rate in rates.items() if who == "Softmax"]
     told = []
-    if softmax:
+    if softmax and min(softmax) < 1 - CLOSE:
         told.append(
             f"A compiled causal model with plain softmax runs at {min(softmax):.2f} to {max(softmax):.2f} of the speed through `attend(kernel=Softmax())`, which keeps numbers that are not finite from reaching queries "
             "that do not see them: call `scaled_dot_product_attention` itself where that does not matter."
@@ -100,6 +109,16 @@ def _instead(result: dict[str, Any]) -> list[str]:
     if short:
         told.append(
             f"Below {LONG:,} tokens Gaussian attention runs forward at {min(short):.2f} to {max(short):.2f} times the speed of cuDNN's softmax attention: take it there for what it computes, not for speed."
+        )
+    sizes = sorted({row["shape"][3] for row in result["lengths"]} - {64, 128})
+    slow = {}
+    for size in sizes:
+        found = [r for name in SPEED for causal in (False, True) for way in DIRECTIONS for r in ratios(result, name, size, causal, way).values()]  # fmt: skip
+        if found and min(found) < 1:
+            slow[size] = f"{min(found):.2f} to {max(found):.2f} at head size {size}"
+    if slow:
+        told.append(
+            f"Head sizes other than 64 and 128 have no kernels for Hopper: the portable ones run at {', '.join(slow.values())}."
         )
     return ["### When to take torch's own", "", " ".join(told), ""] if told else []
 
@@ -233,7 +252,22 @@ def _bars(result: dict[str, Any]) -> list[str]:
         "",
         str(Table(["setting", "", "measured", "bar", ""], body)),
         "",
+        *_behind(result),
     ]
+
+
+def _behind(result: dict[str, Any]) -> list[str]:
+    """Why bars are missed, each cause with how many."""
+    missed = [bar for bar in result["bars"] if bar["verdict"] == "MISSED"]
+    close = [bar for bar in missed if abs(bar["value"] / bar["bound"] - 1) < CLOSE]
+    told = {f"Within {CLOSE:.0%} of the bar, as near as repeats are to one another.": len(close)} if close else {}
+    for (what, setting), cause in CAUSES.items():
+        count = sum(bar["what"].startswith(what) and setting in bar["setting"] for bar in missed if bar not in close)
+        told |= {cause: count} if count else {}
+    others = len(missed) - sum(told.values())
+    told |= {"Of others no cause is known.": others} if others else {}
+    lines = [f"- {count}: {cause}" for cause, count in told.items()]
+    return ["Behind those that are missed:", "", *lines, ""] if lines else []
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
