@@ -129,25 +129,27 @@ def test_scratch_memory_is_nobody_elses(stream, monkeypatch):
 
 
 def test_launches_are_bound_once_for_a_set_of_addresses(stream, monkeypatch):
-    """A stream of its own, as another address, has launches of its own; sets that never come back are forgotten."""
+    """A stream or a form of its own, as another address, has launches of its own; sets that never come back are forgotten."""
     monkeypatch.setattr(triton, "__version__", "4.0.0")
-    monkeypatch.setattr(prepared, "BOUND", 3)
+    monkeypatch.setattr(prepared, "BOUND", 4)
+    monkeypatch.setattr(prepared, "LAUNCHES", {})
     kernel, tensors, bound = Kernel(), [torch.zeros(2, 4) for _ in range(5)], []
     recorder = Recorder((tensors[0],))
     recorder.launch(kernel, (1,), tensors[0])
-    known, right = Prepared(recorder), prepared.Launch.bound
+    known, other, right = Prepared(recorder), Prepared(recorder), prepared.Launch.bound
     monkeypatch.setattr(prepared.Launch, "bound", lambda self, *given: bound.append(given) or right(self, *given))
     for at in (0, 1, 0, 1, 0):
         known.run((tensors[at],), torch.device("cpu"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 8, raising=False)
     known.run((tensors[0],), torch.device("cpu"))
+    other.run((tensors[0],), torch.device("cpu"))
     places = [x.data_ptr() for x in tensors]
-    assert bound == [([places[0]], 7), ([places[1]], 7), ([places[0]], 8)]
-    assert [args for _, args, _ in kernel.launches] == [(places[at],) for at in (0, 1, 0, 1, 0, 0)]
-    assert [stream for _, _, stream in kernel.launches] == [7, 7, 7, 7, 7, 8]
+    assert bound == [([places[0]], 7), ([places[1]], 7), ([places[0]], 8), ([places[0]], 8)]
+    assert [args for _, args, _ in kernel.launches] == [(places[at],) for at in (0, 1, 0, 1, 0, 0, 0)]
+    assert [stream for _, _, stream in kernel.launches] == [7, 7, 7, 7, 7, 8, 8]
     for x in tensors[2:]:
         known.run((x,), torch.device("cpu"))
-        assert len(known.bound) <= 3
+        assert len(prepared.LAUNCHES) <= 4
 
 
 def test_launches_that_a_profiler_watches_are_tritons_own(monkeypatch):

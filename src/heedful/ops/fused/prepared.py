@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ MOST = 4096
 ALIGNED = 16  # bytes: what a compiled kernel may count on
 ROOMS = 256  # bytes between two stretches of scratch memory
 MAPS = 64  # addresses whose descriptors are kept
-BOUND = 256  # sets of addresses whose launches are kept as they are: a step of training comes back to those of the one before
+BOUND = 4096  # sets of addresses, of all forms, whose launches are kept as they are: a step of training comes back to those of the last
 # Versions of Triton whose launcher in C is called without its wrapper in Python.
 KNOWN_LAUNCHERS = ("3.6.",)
 
@@ -212,7 +213,7 @@ class Prepared:
 
     def __init__(self, recorder: Recorder) -> None:
         self.launches = recorder.launches
-        self.bound: dict[tuple[int, ...], list[Callable[[], Any]]] = {}
+        self.number = next(NUMBERS)
         self.scratch = 0
         # Of each tensor that is made: its shape and type, or where it lies in scratch memory, or itself where it holds nothing.
         self.rooms: list[tuple[tuple[int, ...] | None, torch.dtype | None, int, Tensor | None]] = []
@@ -242,19 +243,22 @@ class Prepared:
             made.append(x)
             addresses.append(x.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        key = (stream, *addresses)
-        launches = self.bound.get(key)
+        key = (self.number, stream, *addresses)
+        launches = LAUNCHES.get(key)
         if launches is None:
             launches = [launch.bound(addresses, stream) for launch in self.launches]
-            if len(self.bound) >= BOUND:
-                self.bound.clear()
-            self.bound[key] = launches
+            if len(LAUNCHES) >= BOUND:
+                LAUNCHES.clear()
+            LAUNCHES[key] = launches
         for launch in launches:
             launch()
         return made
 
 
 KNOWN: dict[Hashable, Prepared] = {}
+# By the number of a form, which no other gets when it is gone, the stream and the addresses.
+LAUNCHES: dict[tuple[int, ...], list[Callable[[], Any]]] = {}
+NUMBERS = count()
 
 
 def form(tensors: Given, *settings: Hashable) -> Hashable | None:
