@@ -137,6 +137,22 @@ def test_backward(kernel, size, causal, chip):
     assert not any(bool(marks.any()) for marks in chip.left if marks.dtype == torch.int32)
 
 
+@every_form
+@pytest.mark.parametrize("kernel", ["sigmoid", "gaussian raw"])
+def test_programs_of_many_tiles(kernel, size, causal, chip, monkeypatch):
+    """Whether each knows its tiles or draws them, and however many times rings of barriers go round."""
+    for module in (hopper, hopper_backward, launch):
+        monkeypatch.setattr(module, "chip", lambda device: Chip(9, 3, 2**17))
+    given = problem(kernel, size, causal)
+    leaves, above = doubled(given), vectors(H, size)
+    wanted = formula(given, *leaves)
+    out, stat = launch.forward(given)
+    assert_near(out, wanted)
+    found = launch.backward(given, out, stat, above, (False,) * 5)
+    for one, other in zip(found[:3], torch.autograd.grad(wanted, leaves, above.double()), strict=True):
+        assert_near(one, other)
+
+
 def test_the_order_of_warps_changes_no_bit(chip):
     given = problem("gaussian", 64, causal=True, batch=2)  # some programs have two tiles
     found = []

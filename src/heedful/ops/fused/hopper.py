@@ -128,7 +128,7 @@ def balance(
     best, found = float("inf"), (processors, 1)
     for together in (*(x for x in TOGETHER if x < heads and x <= most), *([heads] if heads <= most else [])):
         order = [cost for at in range(0, heads, together) for cost in costs for _ in range(min(together, heads - at))]
-        for programs in (processors, processors - processors % 16):
+        for programs in (processors, processors - processors % 16 or processors):
             load = [0] * programs
             for i, cost in enumerate(order):
                 turn, at = divmod(i, programs)
