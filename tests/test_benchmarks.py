@@ -338,23 +338,83 @@ def launched():
         "date": "2026-01-01",
         "kernels": "others",
     }
-    return {"machine": machine, **found, "bars": judged}
+    return {"machine": machine, "setting": {"tokens": 1024, "heads": 4}, **found, "bars": judged}
 
 
 def test_the_page_begins_with_one_sentence(tmp_path):
     (tmp_path / "launching.json").write_text(json.dumps(launched()))
     text = pages.page(tmp_path)
     first = text.splitlines()[2]
-    assert "squared-ReLU attention run forward at 1.20 to 1.20 and backward at 1.20 to 1.20 times" in first
+    assert "squared-ReLU and sigmoid attention (bias -5) run forward at 1.20 to 1.20 and backward at 1.20 to 1.20 times the speed" in first  # fmt: skip
+    assert (
+        "Sigmoid attention with a bias of -10 runs forward at 1.10 to 1.10 and backward at 1.10 to 1.10 times" in first
+    )
     assert "Gaussian attention forward at 0.90 to 1.20 and backward at 0.90 to 1.20 times" in first
-    assert "GPT-2-small at 1.02 to 1.02 times" in first
-    assert "Below 1,024 tokens Gaussian attention runs forward at 0.90 to 1.20 times" in text
+    assert "GPT-2-small runs at 1.02 to 1.02 times" in first
+    assert "| Gaussian | forward | 64, causal | all | 0.90 to 0.90 |" in text
+    assert "| Gaussian raw | forward" not in text
+    assert "the portable ones run at 0.90 to 1.20 at head size 96." in text
     assert "with plain softmax runs" not in text  # it was not timed
     assert "changed after this run" in text
     assert "| 2x4x512x64 | 500 / 400 | 1.20 / 1.20 | 1.20 / 1.20 | 1.20 / 1.20 | 0.90 / 0.90 | 1.10 / 1.10 |" in text
     assert "| Sigmoid | 408 (1.020) |" in text
     assert "Not run, as no time was left: Gaussian (compiled, 1024)." in text
     assert "| MISSED |" in text
+
+
+def test_the_page_says_what_changed_after_its_run(tmp_path):
+    """As long as nothing else has changed since."""
+    for since, told in (
+        (timing.kernels(), "a line of launching"),
+        ("others", "The fused kernels changed after this run."),
+    ):
+        changed = {"kernels": since, "what": "a line of launching"}
+        (tmp_path / "launching.json").write_text(json.dumps(launched() | {"changed": changed}))
+        assert [x in pages.page(tmp_path) for x in ("**a line of launching**", "changed after this run")] == [told in x for x in ("a line of launching", "The fused kernels changed after this run.")]  # fmt: skip
+
+
+def test_the_page_of_a_run_in_which_torch_failed(tmp_path):
+    """No ratio is told where its other side is missing."""
+    found = launched()
+    for rows, failed in ((found["lengths"], ("torch", 512)), (found["step"], ("torch", 1024))):
+        for row in rows:
+            if row["contestant"] == failed[0] and row.get("length", row.get("shape", [0, 0, 0])[2]) == failed[1]:
+                for name in ("forward", "TFLOP/s", "tokens/s"):
+                    row.pop(name, None)
+                row["skipped"] = "no time was left"
+    (tmp_path / "launching.json").write_text(json.dumps(found))
+    text = pages.page(tmp_path)
+    assert "A compiled training step" not in text
+    assert "| 2x4x512x64 |" not in text
+
+
+def bar(setting, what, bound, value, note=""):
+    verdict = "no figure" if value is None else "MISSED"
+    return {"setting": setting, "what": what, "bound": bound, "value": value, "note": note, "verdict": verdict}
+
+
+BEHIND = {
+    "above the bar as well. The call that records": bar("Sigmoid", "us of host, and backward", 110, 300, "(torch's own: 200.0)"),
+    "Within 1%": bar("Gaussian", "forward: least speed / cuDNN", 1.0, 0.99, "(n = 512)"),
+    "for their norms": bar("Gaussian", "forward: least speed / cuDNN", 1.0, 0.9, "(n = 512)"),
+    "spills 9 to 12": bar("Gaussian, head size 128, causal", "backward: least speed / cuDNN", 0.95, 0.9, "(n = 512)"),
+    "It has no figure": bar("Gaussian", "forward: speed / cuDNN", 1.0, None),
+}  # fmt: skip
+UNKNOWN = [
+    bar("Gaussian", "forward: least speed / cuDNN", 1.0, 0.5, "(n = 32768)"),
+    bar("Sigmoid", "us of host, and backward", 110, 300, "(torch's own: 60.0)"),
+]
+
+
+def test_causes_are_told_where_they_hold():
+    met = bar("Sigmoid", "us of host, with gradients", 110, 50) | {"verdict": "met"}
+    for words, one in BEHIND.items():
+        lines = overview._behind({"bars": [met, one]})
+        assert lines[2].startswith("- 1: ")
+        assert words in lines[2]
+    assert overview._behind({"bars": [met, *UNKNOWN]})[2:-1] == ["- 2: No cause is known."]
+    assert "records" not in overview._behind({"bars": [BEHIND["above the bar as well. The call that records"]]})[2]
+    assert overview._behind({"bars": [met]}) == []
 
 
 def test_the_picture_is_the_same_for_the_same_figures(tmp_path):
