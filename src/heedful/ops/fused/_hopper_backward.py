@@ -34,6 +34,13 @@ def rounded(x):
 
 
 @gluon.jit
+def anew(x):
+    """The same number, of which LLVM knows nothing. It takes addresses that follow from it out of loops, where they fill registers that
+    the loop lacks; the assembler makes them in the loop for next to nothing."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def weighed(t, C: gl.constexpr):
     """Coefficients of scores in the function's unit, and their slopes; that of `relu_squared` is half as large."""
     if C.ACT == "sigmoid":
@@ -202,6 +209,7 @@ def meet(
     stage, parity = ring
     last, earlier = before(stage, parity, C.STAGES)
     head, own, term, a2, b2 = keys
+    own = anew(own)
     dk, dv, total = sums_of_keys
     k_buf, v_buf, q_buf, do_buf, ds_buf, _, term_buf, delta_buf, one_buf, col_buf = buffers
     q_full, do_full, empty, _, _, ds_full, ds_empty, turns = barriers
