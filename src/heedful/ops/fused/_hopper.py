@@ -169,11 +169,10 @@ def produce(given, T, C: gl.constexpr):
     alpha, beta, norms, _, tickets = tensors
     heads, H, G, together = counts
     q_buf, k_buf, v_buf, _, term_buf, _, _ = buffers
-    q_full, q_empty, k_in, k_full, k_empty, v_full, v_empty, _ = barriers
-    READS: gl.constexpr = C.DISTANCE and not C.MEASURED
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
     cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([4], [32], [1], [0]))
     ks, kp, vs, vp = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1)
-    if READS:
+    if C.DISTANCE:
         gdc_wait()  # for norms
     step, tile = gl.to_tensor(0), gl.program_id(0)
     while tile < tiles_of(heads, T, C):
@@ -182,21 +181,21 @@ def produce(given, T, C: gl.constexpr):
         b, h = head // H, head % H
         g = h // (H // G)
         q_row, k_row, v_row = b * T.q[0] + h * T.q[1] + top, b * T.k[0] + g * T.k[1], b * T.v[0] + g * T.v[1]
-        if READS:
+        if C.DISTANCE:
             a2, b2 = of_head(alpha, beta, h, C)
             ours = norms + (b * G + g).to(gl.int64) * (T.K // C.COLS * C.COLS) + cols
             ahead = gl.load(ours + (blocks - 1) * C.COLS)
         for i in range(blocks + 1):
             at = (blocks - 1 - i) * C.COLS
             if i < blocks:
-                fetch(k_desc, k_row + at, g * T.k[2], k_in.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
+                fetch(k_desc, k_row + at, g * T.k[2], k_full.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
             if i == 0:
                 qp = (step // C.AHEAD + 1) % 2
                 for w in gl.static_range(C.CONSUMERS):
                     row, to = q_row + w * C.ROWS, step % C.AHEAD * C.CONSUMERS + w
                     fetch(q_desc, row, h * T.q[2], q_full.index(to), q_empty.index(to), qp, q_buf.index(to))
             if i < blocks:
-                if READS:
+                if C.DISTANCE:
                     # Twice as many places as of keys, since these are given back before their terms are read.
                     term_buf.index(ks + C.STAGES * (kp ^ 1)).store(b2 - a2 * ahead)
                     mbarrier.arrive(k_full.index(ks), count=1)
@@ -207,38 +206,6 @@ def produce(given, T, C: gl.constexpr):
                 fetch(v_desc, row, g * T.v[2], v_full.index(vs), v_empty.index(vs), vp, v_buf.index(vs))
                 vs, vp = following(vs, vp, C.STAGES)
         tile = draw(step, asked, slips, C)
-        step += 1
-
-
-@gluon.jit
-def measure(given, T, C: gl.constexpr):
-    """Takes norms of keys as they come in, and hands both on; those of whole heads are written down for other kernels."""
-    _, tensors, counts, buffers, barriers, slips = given
-    alpha, beta, norms, _, _ = tensors
-    heads, H, G, together = counts
-    _, k_buf, _, _, term_buf, _, _ = buffers
-    _, _, k_in, k_full, _, _, _, _ = barriers
-    LINES: gl.constexpr = 32  # at a time, for want of registers
-    part: gl.constexpr = gl.BlockedLayout([1, C.D // 2], [16, 2], [2, 1], [1, 0])
-    lines = gl.arange(0, LINES, layout=gl.SliceLayout(1, part))
-    ks, kp = gl.to_tensor(0), gl.to_tensor(0)
-    step, tile = gl.to_tensor(0), gl.program_id(0)
-    while tile < tiles_of(heads, T, C):
-        head, top, blocks = place(tile, heads, together, T, C)
-        a2, b2 = of_head(alpha, beta, head % H, C)
-        all_seen = blocks * C.COLS == T.K if C.CAUSAL else top == 0
-        ours = norms + (head // H * G + head % H // (H // G)).to(gl.int64) * T.K + lines
-        for i in range(blocks):
-            at = (blocks - 1 - i) * C.COLS
-            mbarrier.wait(k_in.index(ks), kp)
-            for j in gl.static_range(C.COLS // LINES):
-                x = k_buf.index(ks).slice(j * LINES, LINES).load(part).to(gl.float32)
-                half = 0.5 * gl.sum(x * x, 1)
-                term_buf.index(ks + C.STAGES * kp).slice(j * LINES, LINES).store(b2 - a2 * half)
-                gl.store(ours + at + j * LINES, half, mask=all_seen)
-            mbarrier.arrive(k_full.index(ks), count=1)
-            ks, kp = following(ks, kp, C.STAGES)
-        tile = drawn(step, slips, C)
         step += 1
 
 
@@ -287,7 +254,7 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
     alpha, beta, _, stats, _ = tensors
     heads, H, _, together = counts
     q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf = buffers
-    q_full, q_empty, _, k_full, k_empty, v_full, v_empty, turn = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
@@ -452,36 +419,31 @@ def forward_kernel(
         one_buf.store(gl.full([8, C.COLS], 1.0, gl.bfloat16, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
         hopper.fence_async_shared()
     q_full, q_empty, turn = barriers_of(C.AHEAD * N, 1), barriers_of(C.AHEAD * N, 1), barriers_of(N, 1)
-    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE and not C.MEASURED else 1), barriers_of(S, N)
-    k_in = barriers_of(S, 1) if C.MEASURED else k_full
+    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
     v_full, v_empty = barriers_of(S, 1), barriers_of(S, N)
     descs, counts = (q_desc, k_desc, v_desc, o_desc), (heads, H, G, together)
     tensors = alpha, beta, norms, stats, tickets
     buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf
-    barriers = q_full, q_empty, k_in, k_full, k_empty, v_full, v_empty, turn
-    given = descs, tensors, counts, buffers, barriers, slips_of(C)
+    barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, turn
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     third: gl.constexpr = 2
-    more: gl.constexpr = C.REGISTERS
-    few: gl.constexpr = C.FEW
-    if N == 3:
-        gl.warp_specialize([
-            (consume, (first, given, T, C)),
-            (consume, (second, given, T, C)),
-            (consume, (third, given, T, C)),
-            (produce, (given, T, C)),
-        ], [4, 4, 1], [more, more, few])  # fmt: skip
-    elif C.MEASURED:
-        gl.warp_specialize([
-            (consume, (first, given, T, C)),
-            (consume, (second, given, T, C)),
-            (measure, (given, T, C)),
-            (produce, (given, T, C)),
-        ], [4, 2, 1], [more, few, few])  # fmt: skip
+    given = descs, tensors, counts, buffers, barriers, slips_of(C)
+    few: gl.constexpr = 24
+    if N == 2:
+        gl.warp_specialize(
+            [(consume, (first, given, T, C)), (consume, (second, given, T, C)), (produce, (given, T, C))],
+            [4, 1],
+            [C.REGISTERS, few],
+        )
     else:
-        gl.warp_specialize([
-            (consume, (first, given, T, C)),
-            (consume, (second, given, T, C)),
-            (produce, (given, T, C)),
-        ], [4, 1], [more, few])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (consume, (first, given, T, C)),
+                (consume, (second, given, T, C)),
+                (consume, (third, given, T, C)),
+                (produce, (given, T, C)),
+            ],
+            [4, 4, 1],
+            [C.REGISTERS, C.REGISTERS, few],
+        )

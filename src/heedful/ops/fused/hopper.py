@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,8 +62,6 @@ class Form:
     ONES: bool = False  # rows are summed by the matrix unit, as products with ones
     TURNS: bool = True  # warpgroups multiply one after the other
     TICKETS: bool = False  # programs draw their tiles
-    MEASURED: bool = False  # norms of keys are taken as they come in, not by a launch before
-    FEW: int = 24  # registers of all other threads
     ROWS: int = 64  # of a warpgroup
     COLS: int = 128  # keys of a block
 
@@ -168,17 +166,8 @@ def form(problem: Problem, stat: bool) -> Form:
     # At head size 128 the matrix unit is the one that has no time to spare; at 64 there are no registers for what is added up.
     ones = size == 64 and (problem.division == 1 or (problem.activation == "tanh" and stat))
     # A launch before this one begins the count of tiles where distances are taken.
-    measured = problem.distance and problem.sizes[4] <= BRIEF and sizes[1] == 2
-    given = Form(
-        problem.activation,
-        UNITS[problem.activation],
-        *sizes,
-        *terms,
-        stat,
-        ones,
-        TICKETS=problem.distance and not measured,
-    )
-    return replace(given, MEASURED=True, REGISTERS=232, FEW=40) if measured else given
+    drawn = problem.distance
+    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones, TICKETS=drawn)
 
 
 @cache
@@ -200,7 +189,7 @@ def forward(
     chosen = chosen or form(problem, stat is not None)
     B, H, G, Q, K = problem.sizes
     key, processors = problem.key, chip(problem.query.device).processors
-    if halves is not None and not chosen.MEASURED:
+    if halves is not None:
         rows = NUMBERS // chosen.D
         launch(_forward.half_squares, (B * G * K // rows,), key, halves, tickets, G, K, *key.stride()[:3], chosen.D, rows, num_warps=4)  # fmt: skip
     programs, together = shares(B * H, Q, K, chosen, processors)
@@ -216,5 +205,5 @@ def forward(
     most = 168 if chosen.CONSUMERS == 2 else 128
     launch(
         _hopper.forward_kernel, (programs,), *descs, problem.alpha, problem.beta, halves, stat, tickets, B * H, H, G, together,
-        Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most, **(LINKED if halves is not None and not chosen.MEASURED else {}),
+        Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most, **(LINKED if halves is not None else {}),
     )  # fmt: skip
