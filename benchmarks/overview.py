@@ -307,7 +307,7 @@ def _cause(bar: dict[str, Any], bars: list[dict[str, Any]]) -> str:
     if "Gaussian" in setting and what.startswith("forward") and "n = 512" in bar["note"]:
         return "All keys are read once before, for their norms, about a tenth of the time at 512 tokens by the bytes; what dividing rows takes beside that is not known."
     if "Gaussian" in setting and "128, causal" in setting and what.startswith("backward"):
-        return "Queries, or results and their gradients, are read once before, and the loop spills 9 to 12 registers (`python -m benchmarks.registers`) where without causality it spills none; how much each takes was not measured."
+        return "Queries, or results and their gradients, are read once before, and the loop read 9 to 12 spilled registers back for each block, which it no longer does (`python -m benchmarks.registers`); how much each takes was not measured."
     return "No cause is known."
 
 
