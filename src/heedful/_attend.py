@@ -230,11 +230,11 @@ def attend(
     """
     told = None
     if impl == "auto" and not dropout_p and not (WATCHERS and _is_watched()):
-        causal = plain.is_causal(attn_mask, is_causal)
-        if causal is not None:
-            told = plain.signature(query, key, value, causal, scale, enable_gqa, kernel)
-            known = None if told is None else plain.KNOWN.get(told)
-            if known is not None and (out := known(query, key, value)) is not None:
+        told = plain.signature(query, key, value, attn_mask, is_causal, scale, enable_gqa, kernel)
+        known = None if told is None else plain.KNOWN.get(told)
+        if known is not None and told is not None:
+            out = plain.run(known, told, query, key, value, attn_mask, is_causal)
+            if out is not None:
                 return out
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     if told is not None and told not in plain.KNOWN and 0 not in call.shape:

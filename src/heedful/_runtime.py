@@ -141,3 +141,20 @@ def readable(x: Tensor) -> bool:
     """Whether a value may decide a branch: not where it would wait for a device, nor while torch traces or transforms."""
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     return not traced and x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+
+
+# Devices on which what follows from the arguments of a call is kept for the next: launching takes longer there than computing. Tests add
+# the CPU.
+SETTLED: frozenset[str] = frozenset({"cuda"})
+
+
+def lasting(device: torch.device) -> int | None:
+    """The stream on which later calls may read what is made now; None where none may: somebody traces or transforms, or a graph's capture
+    makes it for itself alone."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    if torch._C._len_torch_dispatch_stack() or device.type not in SETTLED:
+        return None
+    if device.type != "cuda":
+        return 0
+    return None if torch.cuda.is_current_stream_capturing() else torch._C._cuda_getCurrentRawStream(device.index)

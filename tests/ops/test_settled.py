@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import triton
 
-from heedful import FeatureMap, attend
+from heedful import FeatureMap, _runtime, attend
 from heedful.nn import PrimalAttention
 from heedful.ops import linear, primal
 from heedful.ops.fused import _sums, chunks, prepared
@@ -68,7 +68,7 @@ def anew(monkeypatch):
     """The kernels that were launched as for the first time."""
     launched = []
     monkeypatch.setattr(triton, "__version__", "3.6.0")
-    monkeypatch.setattr(prepared, "DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(_runtime, "SETTLED", frozenset({"cpu"}))
     monkeypatch.setattr(prepared, "KNOWN", {})
     monkeypatch.setattr(prepared, "interpreting", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)

@@ -27,7 +27,7 @@ from heedful.masks._faces import (
 )
 from heedful.masks._low_rank import low_rank
 from heedful.masks._packed import packed
-from heedful.masks._parts import Parts, parts, split_causal
+from heedful.masks._parts import Parts, kind, parts, split_causal, versions
 from heedful.masks.algebra import (
     Mask,
     Region,
@@ -58,6 +58,7 @@ __all__ = [
     "grid_of",
     "join_transformers",
     "keys",
+    "kind",
     "low_rank",
     "lower_right",
     "packed",
@@ -69,5 +70,6 @@ __all__ = [
     "to_sdpa",
     "to_transformers",
     "tokens_of",
+    "versions",
     "window",
 ]

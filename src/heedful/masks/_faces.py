@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from heedful._errors import InvalidArgument, Unsupported
+from heedful._runtime import lasting
 from heedful.masks.algebra import Mask, _Dense, _Keys, causal, lower_right
 
 
@@ -52,15 +54,36 @@ def from_multihead(
     mask = from_sdpa(attn_mask, is_causal)
     if key_padding_mask is not None:
         if key_padding_mask.dtype == torch.bool:
-            hidden: Mask = _Keys(~key_padding_mask)
-        elif key_padding_mask.is_floating_point():
+            return _with_keys(mask, key_padding_mask)
+        if key_padding_mask.is_floating_point():
             hidden = _Dense(key_padding_mask[:, None, None, :])  # [B, 1, 1, K]
-        else:
-            raise InvalidArgument(
-                f"key_padding_mask must be boolean (True = ignore) or floating; got {key_padding_mask.dtype}"
-            )
-        mask = hidden if mask is None else mask & hidden
+            return hidden if mask is None else mask & hidden
+        raise InvalidArgument(
+            f"key_padding_mask must be boolean (True = ignore) or floating; got {key_padding_mask.dtype}"
+        )
     return mask
+
+
+def _with_keys(mask: Mask | None, ignored: Tensor) -> Mask:
+    """With keys hidden. All layers that are given this tensor get one mask, so that what follows from it is found once."""
+
+    def made() -> Mask:
+        hidden = _Keys(~ignored)
+        return hidden if mask is None else mask & hidden
+
+    stream = lasting(ignored.device) if mask is None or mask is causal else None
+    if stream is None or ignored.is_inference():
+        return made()
+    known = OF_IGNORED.setdefault(ignored, {})
+    version, found = known.get((mask, stream), (None, None))
+    if version != ignored._version:
+        with torch.inference_mode(False):  # a later call may record gradients
+            version, found = known[mask, stream] = ignored._version, made()
+    return found
+
+
+# Masks by the tensor that says which keys are ignored.
+OF_IGNORED = WeakTensorKeyDictionary()
 
 
 def from_transformers(attention_mask: Tensor | None) -> Mask | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -23,7 +23,8 @@ NO_QUERY, NO_KEY = -1, -2
 class _Packed(Mask):
     query_bounds: Tensor  # [sequences + 1]
     key_bounds: Tensor  # [sequences + 1]
-    known: tuple[list[int], list[int]] | None  # the same as numbers; None where they could only be had by waiting
+    # The same as numbers; None where they could only be had by waiting.
+    known: tuple[list[int], list[int]] | None = field(compare=False)
 
     def ids(self, at: Region) -> tuple[Tensor, Tensor]:
         """Which sequence each of a block's queries and keys belongs to."""

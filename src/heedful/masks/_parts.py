@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,6 +101,58 @@ def _ids(mask: Mask, at: Region) -> tuple[Tensor, Tensor] | None:
         return None
     queries, keys = mask.query_ids.to(at.device), mask.key_ids.to(at.device)
     return queries.expand(*queries.shape[:-1], at.shape[-2]), keys.expand(*keys.shape[:-1], at.shape[-1])
+
+
+def kind(mask: Mask) -> Hashable | None:
+    """All that masks share which are taken apart alike, whatever their tensors hold; None of a mask from elsewhere.
+
+    >>> import torch
+    >>> from heedful import masks
+    >>> one, other = (masks.causal & masks.keys(keep) for keep in torch.eye(2, dtype=torch.bool))
+    >>> masks.kind(one) == masks.kind(other), masks.kind(one) == masks.kind(masks.causal)
+    (True, False)
+    """
+    if not _is_ours(mask):
+        return None
+    if isinstance(mask, _Packed):
+        return type(mask), mask.query_bounds.device  # however many sequences there are
+    found: list[Any] = [type(mask)]
+    for one in _held(mask):
+        if isinstance(one, Tensor):
+            one = one.shape, one.stride(), one.dtype, one.device
+        elif isinstance(one, Mask):
+            one = kind(one)
+            if one is None:
+                return None
+        found.append(one)
+    return tuple(found)
+
+
+def versions(mask: Mask) -> tuple[int, ...] | None:
+    """How often each tensor of a mask was written to; None where torch does not count it, and of a mask from elsewhere."""
+    found: list[int] = []
+    if not _is_ours(mask):
+        return None
+    for one in _held(mask):
+        if isinstance(one, Mask):
+            inner = versions(one)
+            if inner is None:
+                return None
+            found += inner
+        elif isinstance(one, Tensor):
+            if one.is_inference():
+                return None
+            found.append(one._version)
+    return tuple(found)
+
+
+def _is_ours(mask: Mask) -> bool:
+    return type(mask).__module__.rpartition(".")[0] == __package__
+
+
+def _held(mask: Mask) -> list[Any]:
+    """What a mask consists of, without what follows from it."""
+    return [getattr(mask, one.name) for one in fields(mask) if one.compare]  # type: ignore[arg-type]
 
 
 def split_causal(mask: Mask | None, shape: tuple[int, ...]) -> tuple[bool, Mask | None] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -175,7 +175,7 @@ class _Keys(Mask):
 @dataclass(frozen=True, eq=False)
 class _Padding(Mask):
     lengths: Tensor  # [batch...]
-    longest: int | None  # None where it could only be had by waiting for a device
+    longest: int | None = field(compare=False)  # None where it could only be had by waiting for a device
     same_for_every_query = True
 
     def check(self, shape: tuple[int, ...]) -> None:

@@ -1,13 +1,13 @@
 """Calls that need neither checks nor a plan again: told by a signature, and kept as what is run for it.
 
-Two kinds are kept, both without a mask or with plain causality. Softmax attention that is torch's own call as it stands, under
-causality on a CPU alone and after a look whether anything hidden could leak; and, on a GPU, calls of the fused kernels, whose kernel
-has numbers for parameters.
+Two kinds are kept. Softmax attention without a mask that is torch's own call as it stands, with plain causality on a CPU alone and after
+a look whether anything hidden could leak; and, on a GPU, calls of the fused kernels, whose kernel has numbers for parameters and whose
+mask adds nothing to scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from heedful import masks
+from heedful import _runtime, masks
 from heedful.kernels import Kernel, Softmax
+from heedful.masks import Mask
 from heedful.ops import fused
 from heedful.ops.fold import LAUNCHED
 from heedful.ops.fused._device import approximate
@@ -24,8 +25,8 @@ from heedful.ops.request import Request
 from heedful.ops.shield import tame
 
 Signature = tuple[Any, ...]
-# None: these numbers need more than the one call.
-Run = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+# Of query, key, value, and what kernels read of a mask that is not plain causality. None: these numbers need more than the one call.
+Run = Callable[..., Tensor | None]
 
 # None: looked at, and nothing to keep.
 KNOWN: dict[Signature, Run | None] = {}
@@ -38,17 +39,21 @@ def signature(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    attn_mask: Mask | Tensor | None,
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
     kernel: Kernel | Sequence[Kernel] | None,
 ) -> Signature | None:
-    """All that decides how such a call is computed; None where more does."""
+    """All that decides how such a call is computed, what there is of a mask first; None where more does."""
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
     if not (scale is None or type(scale) is float) or torch._C._are_functorch_transforms_active():
         return None
     device, dtype = query.device, query.dtype
+    masking = _masking(attn_mask, is_causal, device)
+    if masking is None:
+        return None
     if dtype != key.dtype or dtype != value.dtype:
         return None
     if torch._C._is_any_autocast_enabled() and _is_cast(device, dtype):
@@ -57,9 +62,43 @@ def signature(
     numbers = _numbers(kernel)
     if numbers is None:
         return None
-    flags = is_causal, enable_gqa, approximate.allowed, torch.are_deterministic_algorithms_enabled()
+    flags = enable_gqa, approximate.allowed, torch.are_deterministic_algorithms_enabled()
     shapes = query.shape, key.shape, value.shape
-    return (numbers, scale, *shapes, dtype, device, key.device, value.device, *flags)
+    return (masking, numbers, scale, *shapes, dtype, device, key.device, value.device, *flags)
+
+
+def _masking(attn_mask: Mask | Tensor | None, flag: bool, device: torch.device) -> Hashable | None:
+    """False where there is no mask, True where it is plain causality, else the kind of a mask that adds nothing to scores; None of others."""
+    if attn_mask is None:
+        return flag
+    if attn_mask is masks.causal:
+        return True
+    if device.type not in _runtime.SETTLED or not isinstance(attn_mask, Mask | Tensor):
+        return None
+    if isinstance(attn_mask, Tensor):
+        if type(attn_mask) is not Tensor or attn_mask.dtype != torch.bool:
+            return None
+    elif attn_mask.bias is not None or attn_mask.factors is not None:
+        return None
+    mask = masks.from_sdpa(attn_mask)
+    kind = None if mask is None else masks.kind(mask)
+    return None if kind is None else (flag, kind)
+
+
+def run(
+    known: Run,
+    told: Signature,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Mask | Tensor | None,
+    is_causal: bool,
+) -> Tensor | None:
+    """What is kept for a signature, of the numbers of one call."""
+    if attn_mask is None or type(told[0]) is bool:
+        return known(query, key, value)
+    grid = (*query.shape[:3], key.shape[2])
+    return known(query, key, value, fused.sight(attn_mask, is_causal, grid, query.device))
 
 
 def _is_cast(device: torch.device, dtype: torch.dtype) -> bool:
@@ -88,7 +127,7 @@ def learn(new: Signature, request: Request, chosen: str) -> None:
         return  # what a graph's capture makes is its own
     if len(KNOWN) >= MOST:
         KNOWN.clear()
-    _, _, query, key, value, *_ = new  # shapes as they were given
+    _, _, _, query, key, value, *_ = new  # shapes as they were given
     plain = len(query) == 4 and key[:-1] == value[:-1] and request.query.device.type in ("cuda", "cpu")
     KNOWN[new] = _run_of(request, chosen) if plain else None
 
@@ -124,10 +163,3 @@ def _torchs(request: Request) -> Run:
 def _unless_wild(run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
     """Torch multiplies what causality hides by zero, which hides no NaN: such numbers go the long way."""
     return run(query, key, value) if tame(value.dtype, query, key, value) else None
-
-
-def is_causal(attn_mask: Any, flag: bool) -> bool | None:
-    """Whether a mask is plain causality or none at all; None where it is anything else."""
-    if attn_mask is None:
-        return flag
-    return True if attn_mask is masks.causal else None

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from heedful import masks
+from heedful import _runtime, masks
+from heedful._runtime import lasting
 from heedful.kernels import FusedForm
 from heedful.kernels.base import Parameter, unit
+from heedful.masks import Mask
 from heedful.ops import reference
 from heedful.ops.fused._device import approximate, interpreting, unable
+from heedful.ops.fused.listing import Sight
 from heedful.ops.request import Cost, Implementation, Request, wide
 
 LARGEST = 256
@@ -21,6 +27,14 @@ LARGEST = 256
 LOWEST = -8.5
 
 DIVISIONS = {None: 0, "sum": 1, "count": 2}
+
+# Types in which the origin of vectors moves before distances are taken.
+MOVED: frozenset[torch.dtype] = frozenset({torch.float32})
+
+# What kernels read of masks, by the flag beside them, the grid, the device and its stream.
+OF_MASKS: WeakKeyDictionary[Mask, dict[Any, Any]] = WeakKeyDictionary()
+OF_TENSORS = WeakTensorKeyDictionary()
+GRIDS = 4  # of one mask, at most
 
 
 def run(request: Request) -> Tensor:
@@ -31,51 +45,61 @@ def run(request: Request) -> Tensor:
     query, key, value, alpha, column = _inputs(form, request)
     *lead, queries, _ = request.shape
     heads, batch = lead[-1] if lead else 1, math.prod(lead[:-1])
-    parts = masks.parts(request.mask, request.shape, query.device)
+    seen = sight(request.mask, False, request.shape, query.device)
     bias = (
         request.bias if column is None else column if request.bias is None else request.bias.to(column.dtype) + column
     )
-
-    def four(x: Tensor, tail: int) -> Tensor:
-        """`[..., *tail]` with leading axes that broadcast to (batch, heads)."""
-        missing = len(lead) - (x.dim() - tail)
-        return _flat(x.reshape(*(1,) * missing, *x.shape) if missing else x, lead, tail)
-
-    def by_batch(x: Tensor | None, tail: int) -> Tensor | None:
-        """The same of a tensor whose leading axes are the first of the grid's."""
-        return None if x is None else _flat(x.reshape(*x.shape[: x.dim() - tail], *(1,) * (len(lead) - x.dim() + tail), *x.shape[x.dim() - tail :]), lead, tail)  # fmt: skip
 
     def whole(x: Tensor) -> Tensor:
         axes = (*lead[:-1], x.shape[-3] if lead else 1)
         return x.expand(*axes, *x.shape[-2:]).reshape(batch, axes[-1], *x.shape[-2:])
 
-    ids = parts.ids or (None, None)
     out = attention(
         whole(query),
         whole(key),
         whole(value),
         _by_head(alpha, heads, query),
         None if not isinstance(form.beta, Tensor) and form.beta == 0 else _by_head(form.beta, heads, query),
-        *((None, None) if request.factors is None else (four(x.to(query.dtype), 2) for x in request.factors)),
-        None if bias is None else four(bias, 2),
-        by_batch(parts.lengths, 0),
-        by_batch(ids[0], 1),
-        by_batch(ids[1], 1),
-        None if parts.keep is None else four(parts.keep, 2),
-        None if parts.blocks is None else four(parts.blocks[0], 2),
-        [1, 1] if parts.blocks is None else list(parts.blocks[1]),
-        parts.low,
-        parts.high,
-        _function(form, value.dtype),
-        form.degree,
-        DIVISIONS[form.division],
-        form.distance,
+        *((None, None) if request.factors is None else (_of_pairs(x.to(query.dtype), lead) for x in request.factors)),
+        None if bias is None else _of_pairs(bias, lead),
+        *seen.given,
+        *_settings(form, seen, value.dtype),
+        sight=seen,
     )
     out, width = out.reshape(*lead, queries, value.shape[-1]), request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     for factor in form.factors:
         out = out * (factor.to(out.dtype)[:, None, None] if isinstance(factor, Tensor) and factor.dim() else factor)
     return out
+
+
+def _masking(parts: masks.Parts, lead: Sequence[int]) -> tuple[Tensor | None, ...]:
+    """Lengths, ids of queries and of keys, `keep` and blocks with leading axes that broadcast to (batch, heads)."""
+    ids = parts.ids or (None, None)
+    by_batch = [(parts.lengths, 0), (ids[0], 1), (ids[1], 1)]
+    pairs = parts.keep, None if parts.blocks is None else parts.blocks[0]
+    return (
+        *(None if x is None else _of_batch(x, lead, tail) for x, tail in by_batch),
+        *(None if x is None else _of_pairs(x, lead) for x in pairs),
+    )
+
+
+def _of_batch(x: Tensor, lead: Sequence[int], tail: int) -> Tensor:
+    """A tensor whose leading axes are the first of the grid's."""
+    at = x.dim() - tail
+    return _flat(x.reshape(*x.shape[:at], *(1,) * (len(lead) - at), *x.shape[at:]), lead, tail)
+
+
+def _of_pairs(x: Tensor, lead: Sequence[int]) -> Tensor:
+    """`[..., n, m]`, whose leading axes are the last of the grid's."""
+    missing = len(lead) + 2 - x.dim()
+    return _flat(x.reshape(*(1,) * missing, *x.shape) if missing else x, lead, 2)
+
+
+def _settings(form: FusedForm, seen: Sight, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The arguments of the operator that are no tensors."""
+    function = _function(form, dtype), form.degree, DIVISIONS[form.division], form.distance
+    return list(seen.block_size), seen.low, seen.high, *function
 
 
 def _inputs(form: FusedForm, request: Request) -> tuple[Tensor, Tensor, Tensor, Parameter, Tensor | None]:
@@ -111,44 +135,68 @@ def _by_head(parameter: Parameter, heads: int, like: Tensor) -> Tensor:
     return parameter.float().expand(heads).contiguous()
 
 
-def ready(request: Request) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+def ready(request: Request) -> Callable[..., Tensor] | None:
     """What such requests come down to, with all but query, key and value settled; None where more of it must be looked at each time.
 
-    So it is where inputs are read as they are, numbers are the kernel's parameters, and the mask, if any, is plain causality.
+    So it is where inputs are read as they are, numbers are the kernel's parameters, and the mask, if any, adds nothing. It is given
+    `sight` of a mask that is neither none nor plain causality.
     """
     form, kernel = request.kernel.fused_form, request.kernel
     query, key, value = request.query, request.key, request.value
     if form is None or form.inputs != "plain" or form.factors or kernel.tensors() or kernel.of_pairs is not kernel:
         return None
-    if request.mask not in (None, masks.causal) or request.bias is not None or request.factors is not None:
+    if request.bias is not None or request.factors is not None:
         return None
     step = 16 // value.element_size()
     alike = query.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0] and key.shape[1] == value.shape[1]
-    if not alike or query.shape[-1] % step or value.shape[-1] % step or query.device.type != "cuda":
+    if not alike or query.shape[-1] % step or value.shape[-1] % step or query.device.type not in _runtime.SETTLED:
         return None
-    if query.dtype == torch.float32:
-        return None  # its origin moves
+    if form.distance and query.dtype in MOVED:
+        return None
     from heedful.ops.fused.operators import Settled
 
     heads = query.shape[1]
     with torch.inference_mode(False):
         alpha = _by_head(query.shape[-1] ** -0.5 if form.alpha is None else form.alpha, heads, query)
         beta = None if form.beta == 0 else _by_head(form.beta, heads, query)
-    high = None if request.mask is None else 0
-    return Settled(
-        alpha,
-        beta,
-        [1, 1],
-        None,
-        high,
-        _function(form, value.dtype),
-        form.degree,
-        DIVISIONS[form.division],
-        form.distance,
-    )
+    seen = sight(request.mask, False, request.shape, query.device)
+    return Settled(alpha, beta, *_settings(form, seen, value.dtype))
 
 
-def _flat(x: Tensor, lead: list[int], tail: int) -> Tensor:
+def sight(attn_mask: Mask | Tensor | None, is_causal: bool, shape: tuple[int, ...], device: torch.device) -> Sight:
+    """What kernels read of a mask, made once for each grid and kept as long as the mask is and nothing is written into its tensors."""
+    # Another name for a tensor, so that what is kept with the tensor does not keep it.
+    mask = masks.from_sdpa(attn_mask.detach() if isinstance(attn_mask, Tensor) else attn_mask, is_causal)
+    known: dict[Any, tuple[Any, Sight]] = {}
+    where = versions = None
+    stream = None if mask is None else lasting(device)
+    if mask is not None and stream is not None:
+        versions = masks.versions(mask)
+    if versions is not None:
+        home: Any = OF_TENSORS if isinstance(attn_mask, Tensor) else OF_MASKS
+        where, known = (is_causal, shape, device, stream), home.setdefault(attn_mask, known)
+        then, found = known.get(where, (None, None))
+        if found is not None and then == versions:
+            return found
+    if versions is None:
+        return _seen(mask, shape, device)
+    with torch.inference_mode(False):  # a later call may record gradients
+        found = _seen(mask, shape, device)
+    if len(known) >= GRIDS:
+        known.clear()
+    known[where] = versions, found
+    return found
+
+
+def _seen(mask: Mask | None, shape: tuple[int, ...], device: torch.device) -> Sight:
+    parts = masks.parts(mask, shape, device)
+    *lead, queries, keys = shape
+    sizes = math.prod(lead[:-1]), lead[-1] if lead else 1, queries, keys
+    block = (1, 1) if parts.blocks is None else parts.blocks[1]
+    return Sight(sizes, device, _masking(parts, lead), block, parts.low, parts.high)
+
+
+def _flat(x: Tensor, lead: Sequence[int], tail: int) -> Tensor:
     """Leading axes joined to (batch, heads); each of one entry where it stands for all."""
     axes = x.shape[: x.dim() - tail]
     if not lead:

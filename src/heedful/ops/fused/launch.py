@@ -13,11 +13,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from heedful.ops.fused import _backward, _blocks, _forward, listing, prepared
+from heedful import _runtime
+from heedful.ops.fused import _backward, _blocks, _forward, prepared
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
 from heedful.ops.fused._device import Setting, chip, fitting, interpreting, power_of_2, settings, unit_stride
 from heedful.ops.fused._linked import LINKED
 from heedful.ops.fused.activations import UNITS
+from heedful.ops.fused.listing import COUNT, FULL, MASKING, ORDER, Sight
 from heedful.ops.fused.prepared import Recorder
 
 INTERPRETED = interpreting()
@@ -80,31 +82,35 @@ def _fitting(kind: str, problem: Problem, go: Callable[[Setting], None]) -> None
     fitting(key, settings(kind, problem.query.dtype, size, name, problem.masked), go)
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, and what backward needs of every row's divisor (empty where rows are not divided)."""
+def forward(problem: Problem, sight: Sight | None = None) -> tuple[Tensor, Tensor]:
+    """The output, and what backward needs of every row's divisor (empty where rows are not divided).
+
+    `sight` is that of the problem's mask, where somebody keeps it.
+    """
+    sight = sight or Sight.of(problem)
     form = form_of("forward", problem, problem[:5])
     known = prepared.KNOWN.get(form)
     if known is not None:
-        out, stat = known.run(problem[:5], problem.query.device)
+        out, stat = known.run(problem[:5], problem.query.device, sight)
         return out, stat
     recorder = Recorder(problem[:5])
-    found = _forward_anew(problem, recorder)
+    found = _forward_anew(problem, sight, recorder)
     if form is not None:
         prepared.keep(form, recorder)
     return found
 
 
 def form_of(kind: str, problem: Problem, tensors: Sequence[Tensor | None]) -> Hashable | None:
-    """The form of a problem whose launches may be kept: no mask but bounds of j - i, nothing added to scores."""
-    if INTERPRETED or problem.query.device.type != "cuda" or any(x is not None for x in problem[5:13]):
+    """The form of a problem whose launches may be kept: nothing added to scores."""
+    if problem.query.device.type not in _runtime.SETTLED or any(x is not None for x in problem[5:8]):
         return None
     if prepared.is_watched():
         return None
     settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    return prepared.form(tensors, kind, *problem[14:], *settings)
+    return prepared.form((*tensors, *problem[8:13]), kind, *problem.block_size, *problem[14:], *settings)
 
 
-def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]:
+def _forward_anew(problem: Problem, sight: Sight, recorder: Recorder) -> tuple[Tensor, Tensor]:
     B, H, _, Q, _ = problem.sizes
     problem = problem._replace(query=_aligned(problem.query), key=_aligned(problem.key), value=_aligned(problem.value))
     device = problem.query.device
@@ -127,7 +133,7 @@ def _forward_anew(problem: Problem, recorder: Recorder) -> tuple[Tensor, Tensor]
 
     def go(chosen: Setting) -> None:
         recorder.back_to(before)
-        terms, spec = _prepare(problem, chosen, halves)
+        terms, spec = _prepare(problem, sight, recorder, chosen, halves)
         tiles = _tiles(
             spec, (problem.query, spec.BM, spec.D), (problem.key, spec.BN, spec.D), (problem.value, spec.BN, spec.E)
         )
@@ -180,24 +186,33 @@ class Gradients(NamedTuple):
     bias: Tensor
 
 
-def backward(problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool]) -> Gradients:
+def backward(
+    problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool], sight: Sight | None = None
+) -> Gradients:
     """Gradients of everything; those of alpha, beta, left, right and bias are empty where they are not wanted."""
+    sight = sight or Sight.of(problem)
     given = *problem[:5], out, stat, above
     form = None if any(wanted) else form_of("backward", problem, given)
     known = prepared.KNOWN.get(form)
     if known is not None:
-        dq, dk, dv = known.run(given, problem.query.device)
+        dq, dk, dv = known.run(given, problem.query.device, sight)
         unwanted = stat.new_empty(0)
         return Gradients(dq, dk, dv, unwanted, unwanted, unwanted, unwanted, unwanted)
     recorder = Recorder(given)
-    found = _backward_anew(problem, out, stat, above, wanted, recorder)
+    found = _backward_anew(problem, sight, out, stat, above, wanted, recorder)
     if form is not None:
         prepared.keep(form, recorder)
     return found
 
 
 def _backward_anew(
-    problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool], recorder: Recorder
+    problem: Problem,
+    sight: Sight,
+    out: Tensor,
+    stat: Tensor,
+    above: Tensor,
+    wanted: Sequence[bool],
+    recorder: Recorder,
 ) -> Gradients:
     B, H, G, Q, K = problem.sizes
     device = problem.query.device
@@ -235,7 +250,7 @@ def _backward_anew(
 
     def rows(chosen: Setting) -> None:
         recorder.back_to(before)
-        terms, spec = _prepare(problem, chosen, halves, above, needs)
+        terms, spec = _prepare(problem, sight, recorder, chosen, halves, above, needs)
         inputs = tiles(spec, (query, spec.BM, spec.D))
         if leaves:
             args = *inputs, out, dq, stat, delta, marks[0]
@@ -248,7 +263,7 @@ def _backward_anew(
 
     def columns(chosen: Setting) -> None:
         recorder.back_to(between)
-        terms, spec = _prepare(problem, chosen, halves, above, needs, transposed=True)
+        terms, spec = _prepare(problem, sight, recorder, chosen, halves, above, needs, transposed=True)
         inputs = tiles(spec, (key, spec.BN, spec.D))
         late = bounded and H == G and (problem.distance or spec.BIAS == 1)
         if leaves:
@@ -355,30 +370,30 @@ def _half(x: Tensor, recorder: Recorder, *, is_made: bool = False) -> Tensor:
 
 def _prepare(
     problem: Problem,
+    sight: Sight,
+    recorder: Recorder,
     chosen: Setting,
     halves: tuple[Tensor | None, Tensor | None],
     above: Tensor | None = None,
     wanted: tuple[bool, ...] = NONE,
     transposed: bool = False,
 ) -> tuple[Terms, Spec]:
-    B, H, G, Q, K = problem.sizes
+    _, H, G, Q, K = problem.sizes
     query, value = problem.query, problem.value
     listed: dict[str, Any] = {}
     if problem.listed:
-        some, every = listing.sight(problem, chosen.rows, chosen.cols)
-        order, count, full = listing.listed(some.mT, every.mT) if transposed else listing.listed(some, every)
+        which = chosen.rows, chosen.cols, transposed
+        order, count, full = (recorder.read(sight, (*which, at)) for at in (ORDER, COUNT, FULL))
         listed = _strided("order", order, "bhm") | _strided("count", count, "bh") | {"full": full}
     left, right = (None if x is None else unit_stride(x) for x in (problem.left, problem.right))
-    bias, keep = problem.bias, problem.keep
-    blocks = None if problem.blocks is None else problem.blocks.contiguous()
+    bias = problem.bias
+    lengths, query_ids, key_ids, keep, blocks = (
+        None if getattr(problem, name) is None else recorder.read(sight, name) for name in MASKING
+    )
     terms = Terms(
         H, G, Q, K, problem.alpha, problem.beta, halves[0], halves[1],
         **_strided("left", left, "bhq"), **_strided("right", right, "bhk"), **_strided("bias", bias, "bhqk"),
-        lengths=None if problem.lengths is None else _spread(problem.lengths.clamp(0, K), B, H),
-        qid=None if problem.query_ids is None else _spread(problem.query_ids, B, H),
-        kid=None if problem.key_ids is None else _spread(problem.key_ids, B, H),
-        **_strided("keep", None if keep is None else keep.view(torch.uint8), "bhqk"),
-        **_strided("blocks", None if blocks is None else blocks.view(torch.uint8), "bhq"),
+        lengths=lengths, qid=query_ids, kid=key_ids, **_strided("keep", keep, "bhqk"), **_strided("blocks", blocks, "bhq"),
         block_q=problem.block_size[0], block_k=problem.block_size[1],
         low=problem.low or 0, high=problem.high or 0,
         **listed,
@@ -438,11 +453,6 @@ def _strided(name: str, x: Tensor | None, axes: str) -> dict[str, Any]:
     if x is None:
         return {}
     return {name: x} | {f"{name}_{axis}": 0 if x.shape[n] == 1 else x.stride(n) for n, axis in enumerate(axes)}
-
-
-def _spread(x: Tensor, B: int, H: int) -> Tensor:
-    """One entry (or row) per batch and head."""
-    return x.expand(B, H, *x.shape[2:]).contiguous()
 
 
 def _aligned(x: Tensor) -> Tensor:

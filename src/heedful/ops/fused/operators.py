@@ -10,6 +10,7 @@ from torch import Tensor
 
 from heedful._errors import Unsupported
 from heedful.ops.fused._eager import eager, recorded
+from heedful.ops.fused.listing import MASKING, Sight
 
 NUMBER_OF_TENSORS = 13  # the leading arguments of both operators that are tensors
 
@@ -129,118 +130,131 @@ class _Eager(torch.autograd.Function):
     """The same two launches without the dispatcher, whose handling of so many arguments takes longer than a small kernel."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, sight: Sight, *inputs: Any) -> Tensor:
         from heedful.ops.fused import launch
 
-        out, stat = launch.forward(launch.Problem(*inputs))
+        out, stat = launch.forward(launch.Problem(*inputs), sight)
         ctx.save_for_backward(*inputs[:NUMBER_OF_TENSORS], out, stat)
-        ctx.settings = inputs[NUMBER_OF_TENSORS:]
+        ctx.sight, ctx.settings = sight, inputs[NUMBER_OF_TENSORS:]
         return out
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         from heedful.ops.fused import launch
 
-        wanted = ctx.needs_input_grad[3:8]
+        wanted = ctx.needs_input_grad[4:9]
         if torch.is_grad_enabled():  # a second derivative is being prepared: the operator tells when it is asked for
             gradients = fused_attention_backward(*ctx.saved_tensors, above, *ctx.settings, wanted)
         else:
             *inputs, out, stat = ctx.saved_tensors
-            gradients = launch.backward(launch.Problem(*inputs, *ctx.settings), out, stat, above, wanted)
-        chosen = (*gradients[:3], *(x if want else None for x, want in zip(gradients[3:], wanted, strict=True)))
+            gradients = launch.backward(launch.Problem(*inputs, *ctx.settings), out, stat, above, wanted, ctx.sight)
+        chosen = (None, *gradients[:3], *(x if want else None for x, want in zip(gradients[3:], wanted, strict=True)))
         return (*chosen, *(None,) * (len(ctx.needs_input_grad) - len(chosen)))
 
 
-def attention(*inputs: Any) -> Tensor:
-    """`fused_attention` by the shortest way: operators where torch traces or looks on, plain launches elsewhere."""
+def attention(*inputs: Any, sight: Sight) -> Tensor:
+    """`fused_attention` by the shortest way: operators where torch traces or looks on, plain launches elsewhere. `sight` is that of the mask."""
     tensors = inputs[:NUMBER_OF_TENSORS]
     if not eager(*tensors):
         return fused_attention(*inputs)[0]
     if recorded(*tensors):
-        return _Eager.apply(*inputs)
+        return _Eager.apply(sight, *inputs)
     from heedful.ops.fused import launch
 
-    return launch.forward(launch.Problem(*inputs))[0]
+    return launch.forward(launch.Problem(*inputs), sight)[0]
 
 
 class Settled:
-    """Fused attention of query, key and value with all else settled: their shapes, types and device, a kernel of numbers, no mask but causality.
+    """Fused attention of query, key and value with all else settled: their shapes, types and device, a kernel of numbers, the kind of mask.
 
-    Launches are kept by strides alone, which are all that is left to look at.
+    Launches are kept by strides alone, which are all that is left to look at. `sight` is that of a mask that is more than bounds of j - i.
     """
 
     def __init__(self, alpha: Tensor, beta: Tensor | None, *settings: Any) -> None:
-        self.rest = (alpha, beta, *(None,) * 8, *settings)
+        self.parameters, self.settings = (alpha, beta), settings
         self.device = alpha.device
         self.launches: dict[Any, Any] = {}
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight | None = None) -> Tensor:
         if torch._C._len_torch_dispatch_stack():
-            return attention(query, key, value, *self.rest)
+            return fused_attention(*self.arguments(query, key, value, sight))[0]
         if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-            return _WithGradients.apply(query, key, value, self)
-        return self.forward(query, key, value)[0]
+            return _WithGradients.apply(query, key, value, self, sight)
+        return self.forward(query, key, value, sight)[0]
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
-        known = self._known((query, key, value))
+    def arguments(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight | None) -> tuple[Any, ...]:
+        """Those of the operator."""
+        masking = UNMASKED if sight is None else sight.given
+        return (query, key, value, *self.parameters, None, None, None, *masking, *self.settings)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight | None) -> Sequence[Tensor]:
+        known = self._known((query, key, value), sight)
         if known is not None:
-            return known.run((query, key, value, *self.rest[:2]), self.device)
+            return known.run((query, key, value, *self.parameters), self.device, sight)
         from heedful.ops.fused import launch
 
-        problem = launch.Problem(query, key, value, *self.rest)
-        found = launch.forward(problem)
-        self._keep("forward", (query, key, value), problem, problem[:5])
+        problem = launch.Problem(*self.arguments(query, key, value, sight))
+        found = launch.forward(problem, sight)
+        self._keep("forward", (query, key, value), problem, problem[:5], sight)
         return found
 
     def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, stat: Tensor, above: Tensor
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, stat: Tensor, above: Tensor, sight: Sight | None
     ) -> Sequence[Tensor]:
-        known = self._known((query, key, value, above))
+        known = self._known((query, key, value, above), sight)
         if known is not None:
-            return known.run((query, key, value, *self.rest[:2], out, stat, above), self.device)
+            return known.run((query, key, value, *self.parameters, out, stat, above), self.device, sight)
         from heedful.ops.fused import launch
 
-        problem = launch.Problem(query, key, value, *self.rest)
-        found = launch.backward(problem, out, stat, above, (False,) * 5)
-        self._keep("backward", (query, key, value, above), problem, (*problem[:5], out, stat, above))
+        problem = launch.Problem(*self.arguments(query, key, value, sight))
+        found = launch.backward(problem, out, stat, above, (False,) * 5, sight)
+        self._keep("backward", (query, key, value, above), problem, (*problem[:5], out, stat, above), sight)
         return found[:3]
 
-    def _known(self, tensors: Sequence[Tensor]) -> Any:
+    def _known(self, tensors: Sequence[Tensor], sight: Sight | None) -> Any:
         """The launches of tensors with these strides, which begin where kernels may count on it, on the current device."""
-        known = self.launches.get(self._key(tensors))
+        known = self.launches.get(self._key(tensors, sight))
         if known is None or known.is_watched() or self.device.index != torch._C._cuda_getDevice():
             return None
-        places = 0
+        places = 0 if sight is None else sight.places
         for x in tensors:
             places |= x.data_ptr()
         return known if places % 16 == 0 else None
 
     @staticmethod
-    def _key(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        return tuple([x.stride() for x in tensors])
+    def _key(tensors: Sequence[Tensor], sight: Sight | None) -> tuple[Any, ...]:
+        strides = [x.stride() for x in tensors]
+        return tuple(strides) if sight is None else (*strides, sight.strides)
 
-    def _keep(self, kind: str, tensors: Sequence[Tensor], problem: Any, given: Sequence[Tensor | None]) -> None:
+    def _keep(
+        self, kind: str, tensors: Sequence[Tensor], problem: Any, given: Sequence[Tensor | None], sight: Sight | None
+    ) -> None:
         from heedful.ops.fused import launch, prepared
 
         found = prepared.KNOWN.get(launch.form_of(kind, problem, given))
         if found is not None:
-            self.launches[self._key(tensors)] = found
+            self.launches[self._key(tensors, sight)] = found
+
+
+UNMASKED = (None,) * len(MASKING)
 
 
 class _WithGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, settled: Settled) -> Tensor:
-        out, stat = settled.forward(query, key, value)
-        ctx.save_for_backward(query, key, value, out, stat)
-        ctx.settled = settled
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, settled: Settled, sight: Sight | None) -> Tensor:
+        out, stat = settled.forward(query, key, value, sight)
+        # Tensors of the mask so that torch sees whether somebody writes into them meanwhile.
+        ctx.save_for_backward(query, key, value, out, stat, *(() if sight is None else sight.given))
+        ctx.settled, ctx.sight = settled, sight
         return out
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        settled, sight = ctx.settled, ctx.sight
+        query, key, value, out, stat, *_ = ctx.saved_tensors
         if torch.is_grad_enabled():
-            query, key, value, out, stat = ctx.saved_tensors
-            rest = ctx.settled.rest
-            tensors, settings = rest[: NUMBER_OF_TENSORS - 3], rest[NUMBER_OF_TENSORS - 3 :]
-            gradients = fused_attention_backward(query, key, value, *tensors, out, stat, above, *settings, (False,) * 5)
-            return (*gradients[:3], None)
-        return (*ctx.settled.backward(*ctx.saved_tensors, above), None)
+            inputs = settled.arguments(query, key, value, sight)
+            tensors, settings = inputs[:NUMBER_OF_TENSORS], inputs[NUMBER_OF_TENSORS:]
+            gradients = fused_attention_backward(*tensors, out, stat, above, *settings, (False,) * 5)
+            return (*gradients[:3], None, None)
+        return (*settled.backward(query, key, value, out, stat, above, sight), None, None)

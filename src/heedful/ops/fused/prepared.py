@@ -18,8 +18,10 @@ import torch
 import triton
 from torch import Tensor
 
+from heedful import _runtime
 from heedful.ops.fused._blocks import Terms
 from heedful.ops.fused._device import interpreting
+from heedful.ops.fused.listing import Name, Sight
 
 MOST = 4096
 ALIGNED = 16  # bytes: what a compiled kernel may count on
@@ -33,11 +35,12 @@ Given = Sequence[Tensor | None]
 
 
 class Room(NamedTuple):
-    """A tensor that every call makes anew; scratch memory is gone with the call."""
+    """A tensor that every call makes anew, scratch memory, which is gone with the call, or one that the call's mask has by a name."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    is_scratch: bool
+    is_scratch: bool = False
+    name: Name | None = None
 
     @property
     def bytes(self) -> int:
@@ -179,8 +182,16 @@ class Recorder:
 
     def made(self, x: Tensor, *, is_scratch: bool = False) -> Tensor:
         """A tensor that this call has made, contiguous."""
+        return self._noted(x, Room(tuple(x.shape), x.dtype, is_scratch))
+
+    def read(self, sight: Sight, name: Name) -> Tensor:
+        """A tensor of the mask; that of the next call has it by the same name."""
+        x = sight.tensor(name)
+        return self._noted(x, Room(tuple(x.shape), x.dtype, name=name))
+
+    def _noted(self, x: Tensor, room: Room) -> Tensor:
         self.slots[id(x)] = self.given + len(self.rooms)
-        self.rooms.append(Room(tuple(x.shape), x.dtype, is_scratch))
+        self.rooms.append(room)
         self._held.append(x)
         return x
 
@@ -215,27 +226,34 @@ class Prepared:
         self.launches = recorder.launches
         self.number = next(NUMBERS)
         self.scratch = 0
-        # Of each tensor that is made: its shape and type, or where it lies in scratch memory, or itself where it holds nothing.
-        self.rooms: list[tuple[tuple[int, ...] | None, torch.dtype | None, int, Tensor | None]] = []
+        # Of each tensor that is not given: its shape and type, or where it lies in scratch memory, or itself where it holds nothing, or
+        # its name in the mask.
+        self.rooms: list[tuple[tuple[int, ...] | None, torch.dtype | None, int, Tensor | None, Name | None]] = []
         for room in recorder.rooms:
-            if room.is_scratch:
-                self.rooms.append((None, None, self.scratch, None))
+            if room.name is not None:
+                self.rooms.append((None, None, 0, None, room.name))
+            elif room.is_scratch:
+                self.rooms.append((None, None, self.scratch, None, None))
                 self.scratch += -(-room.bytes // ROOMS) * ROOMS
             else:
                 with torch.inference_mode(False):
                     nothing = None if room.bytes else torch.empty(room.shape, dtype=room.dtype, device=recorder.device)
-                self.rooms.append((room.shape, room.dtype, 0, nothing))
+                self.rooms.append((room.shape, room.dtype, 0, nothing, None))
 
     is_watched = staticmethod(is_watched)
 
-    def run(self, given: Given, device: torch.device) -> list[Tensor]:
-        """The tensors that were made, but for scratch memory."""
+    def run(self, given: Given, device: torch.device, sight: Sight | None = None) -> list[Tensor]:
+        """The tensors that were made, but for scratch memory. `sight` has those of the mask."""
         made = []
         addresses = [0 if x is None else x.data_ptr() for x in given]
         # Held until all is launched: freed before, it would be given to the tensors that are made next.
         memory = torch.empty(self.scratch, dtype=torch.uint8, device=device) if self.scratch else None
         begin = 0 if memory is None else memory.data_ptr()
-        for shape, dtype, offset, nothing in self.rooms:
+        for shape, dtype, offset, nothing, name in self.rooms:
+            if name is not None:
+                assert sight is not None
+                addresses.append(sight.tensor(name).data_ptr())
+                continue
             if shape is None:
                 addresses.append(begin + offset)
                 continue
@@ -278,10 +296,6 @@ def form(tensors: Given, *settings: Hashable) -> Hashable | None:
     return (first.device.index, *found)
 
 
-# Devices whose launches are kept. Tests add the CPU, with kernels that stand for compiled ones.
-DEVICES: frozenset[str] = frozenset({"cuda"})
-
-
 class Launcher:
     """`kernel[grid]` of one call, with numbers by name as kernels are called elsewhere; and what the call makes."""
 
@@ -309,7 +323,7 @@ def again(
     form makes them without it, by addresses alone; so it may neither copy a tensor nor call an operator of torch.
     """
     form = None
-    if device.type in DEVICES and not is_watched():
+    if device.type in _runtime.SETTLED and not is_watched():
         form, given = _settled(given, settings)
         known = KNOWN.get(form)
         if known is not None:

@@ -1,0 +1,434 @@
+"""Calls under a mask by launches that were made before: another mask of the kind, other numbers, and nothing looked at twice.
+
+A kernel that stands for a compiled one runs by Triton's interpreter at the addresses that it is launched with.
+"""
+
+import ctypes
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import heedful
+from heedful import Gaussian, InvalidArgument, ReluSquared, Sigmoid, Softmax, _attend, _runtime, attend, masks
+from heedful.ops import fused, plain
+from heedful.ops.fused import _backward, _blocks, _forward, launch, listing, prepared
+from heedful.ops.fused._blocks import Terms
+from interpreted import needs_interpreter
+
+pytestmark = needs_interpreter
+B, H, Q, K, D = 2, 3, 37, 41, 8
+
+
+class Compiled:
+    """A kernel launched at addresses by Triton's own handle."""
+
+    def __init__(self, kernel, args, options):
+        self.kernel, self.options, self.forms = kernel, options, [extent(x) for x in args]
+        self.metadata = None
+
+    def __getitem__(self, grid):
+        def run(*args, stream):
+            given = [x if form is None else form(x) for x, form in zip(args, self.forms, strict=True)]
+            self.kernel[grid](*given, **self.options)
+
+        return run
+
+
+def extent(x):
+    """How an argument is made again from an address; None where it is a number."""
+    if isinstance(x, Terms):
+        forms = [extent(one) for one in x]
+        return lambda values: Terms(*(y if form is None else form(y) for y, form in zip(values, forms, strict=True)))
+    if isinstance(x, TensorDescriptor):
+        kind, size = x.base.dtype, 1 + sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True))
+
+        def described(one):
+            found = object.__new__(TensorDescriptor)
+            found.__dict__.update(vars(one), base=at(one.base.data_ptr(), kind, size))
+            return found
+
+        return described
+    if isinstance(x, torch.Tensor) and x.numel():
+        kind, size = x.dtype, 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        return lambda address: at(address, kind, size)
+    return (lambda _, kind=x.dtype: torch.empty(0, dtype=kind)) if isinstance(x, torch.Tensor) else None
+
+
+def at(address, dtype, size):
+    memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+class Kernel:
+    def __init__(self, real, anew):
+        self.real, self.anew = real, anew
+
+    def __getitem__(self, grid):
+        def run(*args, **options):
+            self.anew.append(self.real)
+            self.real[grid](*args, **options)
+            return Compiled(self.real, args, options)
+
+        return run
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch):
+    """The kernels that were launched as for the first time; calls on a CPU are settled as on a GPU."""
+    launched = []
+    monkeypatch.setattr(triton, "__version__", "4.0.0")
+    monkeypatch.setattr(_runtime, "SETTLED", frozenset({"cpu"}))
+    monkeypatch.setattr(fused, "MOVED", frozenset())
+    for home in (prepared, plain):
+        monkeypatch.setattr(home, "KNOWN", {})
+    monkeypatch.setattr(prepared, "LAUNCHES", {})
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    choose = _attend._choose
+    monkeypatch.setattr(_attend, "_choose", lambda request, impl: choose(request, "triton" if impl == "auto" else impl))
+    for home, name in (
+        (_forward, "forward"),
+        (_backward, "backward_rows"),
+        (_backward, "backward_columns"),
+        (_blocks, "row_dot"),
+    ):
+        monkeypatch.setattr(home, name, Kernel(getattr(home, name), launched))
+    return launched
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """The tensors of masks that were made."""
+    names = []
+    read, listed = listing.Sight._read, listing.Sight._listed
+    monkeypatch.setattr(listing.Sight, "_read", lambda self, name: names.append(name) or read(self, name))
+    monkeypatch.setattr(listing.Sight, "_listed", lambda self, *which: names.append(which) or listed(self, *which))
+    return names
+
+
+def drawn(grad=True, dtype=torch.float32):
+    shapes = (B, H, Q, D), (B, H, K, D), (B, H, K, D)
+    return [torch.randn(shape, dtype=dtype).requires_grad_(grad) for shape in shapes]
+
+
+def outcome(vectors, mask, **how):
+    out = attend(*vectors, mask, **how)
+    above = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    return [x.detach() for x in (out, *torch.autograd.grad(out, vectors, above))]
+
+
+def assert_right(vectors, found, mask, bound=2e-5, **how):
+    exact = [x.detach().double().requires_grad_() for x in vectors]
+    for one, other in zip(found, outcome(exact, mask, impl="reference", **how), strict=True):
+        assert float((one.double() - other).norm()) <= bound * float(other.norm())
+
+
+def lengths():
+    return torch.randint(5, K + 1, (B,))
+
+
+def bounds(size, sequences):
+    inner = torch.randperm(size - 1)[: sequences - 1].sort().values + 1
+    return torch.cat((torch.tensor([0]), inner, torch.tensor([size])))
+
+
+def ids(size):
+    return torch.randint(0, 3, (B, size)).sort(-1).values
+
+
+# Another mask of the kind at each call.
+MASKS = {
+    "padding": lambda: masks.padding(lengths()),
+    "keys": lambda: masks.keys(torch.arange(K) < lengths()[:, None]),
+    "packed": lambda: masks.packed(bounds(Q, 4), bounds(K, 4)),
+    "packed, causal": lambda: masks.packed(bounds(Q, 3), bounds(K, 3)) & masks.causal,
+    "documents": lambda: masks.document(ids(Q), ids(K)),
+    "documents, padding": lambda: masks.document(ids(Q), ids(K)) & masks.padding(lengths()),
+    "window": lambda: masks.window(5),
+    "window, causal": lambda: masks.window(5) & masks.causal,
+    "lower right": lambda: masks.lower_right,
+    "boolean": lambda: masks.dense(torch.rand(B, 1, Q, K) < 0.6),
+    "boolean of heads": lambda: masks.dense(torch.rand(H, Q, K) < 0.6),
+    "blocks": lambda: masks.blocks(torch.rand(3, 6) < 0.7, (16, 8)),
+    "or": lambda: masks.padding(lengths()) | masks.window(2),
+    "not": lambda: ~masks.window(2),
+    "tensor": lambda: torch.rand(B, 1, Q, K) < 0.6,
+    "tensor of keys": lambda: torch.rand(K) < 0.6,
+}
+KERNELS = {
+    "softmax": Softmax(),
+    "sigmoid": Sigmoid(bias=-1.0),
+    "relu squared": ReluSquared(),
+    "gaussian": Gaussian(3.0),
+    "gaussian raw": Gaussian(3.0, normalize=False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_the_next_mask_of_a_kind(name, anew):
+    kernel = Sigmoid(bias=-1.0) if name in ("packed", "padding") else Softmax()
+    for flag in (False, True):
+        how = {"kernel": kernel, "is_causal": flag}
+        for _ in range(3):
+            anew.clear()
+            vectors, mask = drawn(), MASKS[name]()
+            assert_right(vectors, outcome(vectors, mask, **how), mask, **how)
+        assert not anew, flag
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel(name, anew):
+    how = {"kernel": KERNELS[name]}
+    for _ in range(2):
+        anew.clear()
+        vectors, mask = drawn(), MASKS["documents"]() & masks.causal
+        assert_right(vectors, outcome(vectors, mask, **how), mask, **how)
+    assert not anew
+
+
+def test_sequences_may_be_more_or_fewer(anew):
+    for sequences in (3, 3, 5, 2):
+        anew.clear()
+        vectors, mask = drawn(), masks.packed(bounds(Q, sequences), bounds(K, sequences))
+        assert_right(vectors, outcome(vectors, mask), mask)
+    assert not anew
+    assert len(plain.KNOWN) == 1
+
+
+def test_another_kind_is_another_entry(anew):
+    """With the same names and shapes as one that is known."""
+    kinds = [
+        masks.window(5), masks.window(6), masks.window(5, 6), masks.window(5, align="end"), ~masks.window(5), masks.lower_right,
+        masks.document(ids(Q), ids(K)), masks.keys(torch.rand(B, K) < 0.6), masks.dense(torch.rand(Q, K) < 0.6),
+        masks.dense((torch.rand(K, Q) < 0.6).mT), masks.blocks(torch.rand(5, 6) < 0.7, (8, 8)), masks.blocks(torch.rand(5, 6) < 0.7, (8, 7)),
+    ]  # fmt: skip
+    assert len({masks.kind(mask) for mask in kinds}) == len(kinds)
+    for _ in range(2):
+        for mask in kinds:
+            anew.clear()
+            vectors = drawn()
+            assert_right(vectors, outcome(vectors, mask), mask)
+            assert not any(kernel is None for kernel in anew)
+    assert not anew
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
+def test_what_is_hidden_does_not_matter(garbage, anew):
+    """In a call by launches that were made for another mask."""
+    outcome(drawn(), masks.padding(lengths()))
+    for hide in (masks.padding(torch.tensor([K, 11])), masks.padding(torch.tensor([K, 11])) & masks.causal):
+        vectors = drawn()
+        outcome(drawn(), hide)
+        anew.clear()
+        wanted = outcome(vectors, hide)
+        for x in vectors[1:]:
+            x.data[1, :, 11:] = garbage
+        for one, other in zip(outcome(vectors, hide), wanted, strict=True):
+            assert torch.equal(one, other)
+    assert not anew
+
+
+def test_a_mask_is_looked_at_once(looked):
+    """In forward and backward, in every layer, and with another kernel."""
+    mask = MASKS["documents"]()
+    for kernel in (Softmax(), Softmax(), Sigmoid(), Softmax()):
+        outcome(drawn(), mask, kernel=kernel)
+    assert (
+        len(looked) == len(set(looked)) == 2 + 2 + 1
+    )  # ids; lists of forward and columns, and of rows, whose blocks differ
+    before = len(looked)
+    outcome(drawn(), mask, is_causal=True)
+    assert len(looked) > before
+
+
+def test_a_tensor_is_looked_at_once(looked):
+    """From the call on that its kind is known for."""
+    outcome(drawn(), torch.rand(B, 1, Q, K) < 0.6)
+    looked.clear()
+    mask = torch.rand(B, 1, Q, K) < 0.6
+    for _ in range(3):
+        outcome(drawn(), mask)
+    assert len(looked) == len(set(looked)) == 4
+
+
+@pytest.mark.parametrize("wrap", [masks.dense, lambda x: x, lambda x: masks.dense(x) & masks.causal])
+def test_a_mask_that_is_written_into_is_looked_at_again(wrap, anew):
+    keep = torch.rand(B, 1, Q, K) < 0.6
+    mask = wrap(keep)
+    for _ in range(3):
+        anew.clear()
+        vectors = drawn()
+        assert_right(vectors, outcome(vectors, mask), mask)
+        keep.logical_not_()
+    assert not anew
+
+
+def test_writing_into_a_mask_before_the_backward_pass_is_refused():
+    keep = torch.rand(B, 1, Q, K) < 0.6
+    for _ in range(2):
+        vectors = drawn()
+        out = attend(*vectors, masks.dense(keep))
+        keep.logical_not_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_a_mask_in_inference_mode(anew, looked):
+    """Torch does not count what is written into its tensors: they are looked at each time."""
+    with torch.inference_mode():
+        keep = torch.rand(B, 1, Q, K) < 0.6
+        for _ in range(3):
+            vectors = drawn(grad=False)
+            exact = attend(*(x.double() for x in vectors), keep, impl="reference")
+            torch.testing.assert_close(attend(*vectors, keep).double(), exact, atol=1e-5, rtol=1e-5)
+            keep.logical_not_()
+    assert len(looked) == 2 * 3
+
+
+def test_layers_that_are_given_one_tensor_look_at_it_once(looked):
+    ignored = torch.arange(Q) >= torch.tensor([[Q], [11]])
+    for causal in (False, True):
+        for _ in range(2):
+            layers = [heedful.nn.Attention(24, 3) for _ in range(3)]
+            looked.clear()
+            x = y = torch.randn(B, Q, 24)
+            for layer in layers:
+                y = layer(y, y, y, key_padding_mask=ignored, is_causal=causal, need_weights=False)[0]
+            y.sum().backward()
+        assert not looked
+        for layer in layers:
+            x = layer(x, x, x, ignored.clone(), is_causal=causal, need_weights=False)[0]
+        torch.testing.assert_close(x, y)
+    ignored.logical_not_()
+    x = torch.randn(B, Q, 24)
+    found, wanted = (layers[0](x, x, x, one, need_weights=False)[0] for one in (ignored, ignored.clone()))
+    assert looked
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("of", ["layer", "mask", "tensor"])
+def test_inference_before_training(of):
+    ignored = torch.arange(Q) >= torch.tensor([[Q], [11]])
+    layer, x = heedful.nn.Attention(24, 3), torch.randn(B, Q, 24)
+    q = torch.randn(B, H, Q, D, requires_grad=True)
+    seen = masks.keys(~ignored) & masks.window(9)
+    if of == "tensor":
+        seen = seen.dense((B, 1, Q, Q))
+
+    def step():
+        if of == "layer":
+            return layer(x, x, x, ignored, need_weights=False)[0]
+        return attend(q, q, q, seen)
+
+    with torch.inference_mode():
+        for _ in range(2):
+            before = step()
+    for _ in range(2):
+        out = step()
+        out.sum().backward()
+        torch.testing.assert_close(out.detach(), before.clone())
+
+
+def test_what_a_capture_makes_is_its_own(looked, monkeypatch):
+    """A graph is played again when its tensors were written into: what it reads of a mask must be made in it."""
+    mask = MASKS["documents"]()
+    for home in (fused, masks._faces):
+        monkeypatch.setattr(home, "lasting", lambda device: None)
+    for _ in range(3):
+        outcome(drawn(), mask)
+    assert len(looked) == 3 * 5
+    assert mask not in fused.OF_MASKS
+
+
+@pytest.mark.parametrize("wrap", [masks.dense, lambda x: x, lambda x: masks.dense(x) & masks.causal])
+def test_what_is_kept_goes_with_the_mask(wrap):
+    keep = torch.rand(B, 1, Q, K) < 0.6
+    mask = wrap(keep)
+    for _ in range(2):
+        outcome(drawn(), mask)
+    made = [weakref.ref(x) for x in kept_of(mask)]
+    gone = weakref.ref(keep)
+    assert made
+    del keep, mask
+    gc.collect()
+    assert gone() is None
+    assert all(one() is None for one in made)
+
+
+def kept_of(mask):
+    home = fused.OF_TENSORS if isinstance(mask, torch.Tensor) else fused.OF_MASKS
+    ((_, sight),) = home[mask].values()
+    return sight._made.values()
+
+
+def test_a_mask_keeps_few_grids():
+    mask = masks.padding(torch.tensor([3, 5]))
+    for keys in range(7, 7 + 2 * fused.GRIDS):
+        x = torch.randn(B, H, keys, D)
+        attend(x, x, x, mask)
+    assert len(fused.OF_MASKS[mask]) <= fused.GRIDS
+
+
+def test_a_mask_that_does_not_fit_is_refused_each_time():
+    outcome(drawn(), masks.packed([0, 5, Q], [0, 7, K]))
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=f"packed: key_cu_seqlens ends at {K + 1}, but there are {K} keys"):
+            attend(*drawn(), masks.packed([0, 5, Q], [0, 7, K + 1]))
+        with pytest.raises(InvalidArgument, match="does not broadcast"):
+            attend(*drawn(), torch.ones(Q, K + 1, dtype=torch.bool))
+
+
+class Later(masks.Mask):
+    """A mask of somebody's own, which may change."""
+
+    offset = 0
+
+    def block(self, at):
+        return at.col_index() >= at.row_index() + self.offset
+
+
+def test_masks_from_elsewhere_go_the_long_way():
+    mask = Later()
+    for _ in range(3):
+        vectors, how = drawn(), {"kernel": Sigmoid()}
+        assert_right(vectors, outcome(vectors, mask, **how), mask, **how)
+        assert_right(vectors, outcome(vectors, mask & masks.causal, **how), mask & masks.causal, **how)
+        mask.offset += 1
+    assert not plain.KNOWN
+
+
+@pytest.mark.parametrize("mask", [torch.rand(Q, K), masks.causal & masks.low_rank(torch.ones(Q, 2), torch.ones(K, 2))])
+def test_what_adds_to_scores_goes_the_long_way(mask):
+    vectors = drawn()
+    assert_right(vectors, outcome(vectors, mask), mask)
+    assert not plain.KNOWN
+
+
+def test_second_derivatives_are_refused_by_name():
+    mask = MASKS["documents"]()
+    for _ in range(2):
+        x = drawn()
+        (first,) = torch.autograd.grad(attend(*x, mask).sum(), x[:1], create_graph=True)
+        with pytest.raises(heedful.Unsupported, match="no second derivatives"):
+            first.sum().backward()
+
+
+def test_the_operator_is_known_by_its_form(anew):
+    """Also where parameters are tensors, so that nothing is settled."""
+    scale = torch.tensor([0.2, 0.3, 0.4])
+    for _ in range(2):
+        anew.clear()
+        vectors, mask = drawn(), MASKS["documents"]()
+        assert_right(vectors, outcome(vectors, mask, kernel=Softmax(scale)), mask, kernel=Softmax(scale.double()))
+    assert not plain.KNOWN or set(plain.KNOWN.values()) == {None}
+    assert not anew
+    assert launch.INTERPRETED
