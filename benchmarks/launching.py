@@ -38,6 +38,8 @@ from heedful.nn import Attention, PrimalAttention
 # Microseconds without and with gradients.
 HOST = {"Sigmoid": (60, 110), "ReluSquared": (60, 110), "Gaussian raw": (60, 110), "Gaussian": (80, 140)}
 OVER_TORCH = 15.0
+# Causality and masks of calls whose host time is taken.
+HOSTED = ((False, ""), (True, ""), (False, "padding"), (False, "packed"))
 WAYS = {"without": 0, "with gradients": 1, "and backward": 1}
 # Tokens a second over those of torch's attention: compiled, and eager.
 COMPILED = {"Softmax": 0.99, "Sigmoid": 1.0, "ReluSquared": 1.0, "Gaussian": 0.97}
@@ -72,20 +74,21 @@ def check(setting: Setting) -> dict[str, dict[str, float]]:
     shapes = shapes if setting.device == "cuda" else ((2, 16, 193, 64),)
     for name, kernel in (KERNELS | MORE).items():
         errors[name] = {}
-        for causal in (False, True):
-            for shape in shapes:
+        for causal, mask in HOSTED:
+            for shape in shapes[:1] if mask else shapes:
+                case = Case(shape, causal, mask)
+                hiding = lengths.mask_of(case, setting.device)
+                run = lengths.masked(case, setting.device)[name] if mask else attention(name, causal)
                 for _ in range(3):
                     drawn = [torch.randn(shape, device=setting.device).to(kind) for _ in range(4)]
                     drawn = drawn if shape[1] == 16 else [x.transpose(1, 2) for x in drawn]
-                    ours = _all(attention(name, causal), drawn)
-                wanted = [x.double() for x in drawn]
-                truth = _all(lambda *x, c=causal, k=kernel: attend(*x, is_causal=c, kernel=k, impl="reference"), wanted)
+                    ours = _all(run, drawn)
+                wanted, how = [x.double() for x in drawn], {"is_causal": causal, "kernel": kernel, "impl": "reference"}
+                truth = _all(lambda *x, hiding=hiding, how=how: attend(*x, hiding, **how), wanted)
                 for what, a, b in zip(COMPARED, ours, truth, strict=True):
                     error = float((a.detach().double() - b.detach()).norm() / b.detach().norm())
                     if not error < CLOSE:
-                        raise WrongResult(
-                            f"{name}, {shape}: {what} has relative error {error:.2e}, allowed {CLOSE:.0e}"
-                        )
+                        raise WrongResult(f"{name}, {case}: {what} has relative error {error:.2e}, allowed {CLOSE:.0e}")
                     errors[name][what] = max(errors[name].get(what, 0.0), error)
     return errors
 
@@ -108,10 +111,11 @@ def host(setting: Setting) -> list[dict[str, Any]]:
     leaves = [x.clone().requires_grad_() for x in plain]
     above = torch.randn(shape, device=setting.device, dtype=kind)
     rows, calls, taken = [], {}, {}
-    for causal in (False, True):
+    for causal, mask in HOSTED:
+        under = lengths.masked(Case(shape, mask=mask), setting.device) if mask else {}
         for name in (TORCH, *KERNELS):
-            rows.append({"contestant": name, "causal": causal, "shape": shape})
-            run = attention(name, causal)
+            run = under[name] if mask else attention(name, causal)
+            rows.append({"contestant": name, "causal": causal, "mask": mask, "shape": shape})
             ways = zip(WAYS, ((plain, None), (leaves, None), (leaves, above)), strict=True)
             calls |= {(len(rows) - 1, way): _call(run, *given) for way, given in ways}
     for _ in range(setting.repeats + 1):
@@ -222,15 +226,15 @@ def _layer_bars(rows: list[dict[str, Any]]) -> list[Bar]:
 
 def _host_bars(rows: list[dict[str, Any]]) -> list[Bar]:
     judged = []
-    by = {(row["contestant"], row["causal"]): row for row in rows}
-    for (name, causal), row in by.items():
-        where = f"{name}{', causal' if causal else ''}"
+    by = {(row["contestant"], row["causal"], row.get("mask", "")): row for row in rows}
+    for (name, causal, mask), row in by.items():
+        where = f"{name}{', causal' if causal else ''}{mask and f', {mask}'}"
         for way, at in WAYS.items():
             if name in HOST and way in row:
-                note = f"(torch's own: {by[TORCH, causal][way]})"
+                note = f"(torch's own: {by[TORCH, causal, mask][way]})"
                 judged.append(Bar(where, f"us of host, {way}", HOST[name][at], False, row[way], note))
-        if name == "Softmax" and not causal:
-            over = row["without"] - by[TORCH, causal]["without"]
+        if name == "Softmax" and not causal and not mask:
+            over = row["without"] - by[TORCH, causal, mask]["without"]
             judged.append(Bar(where, "us of host over torch's", OVER_TORCH, at_least=False, value=round(over, 1)))
     return judged
 

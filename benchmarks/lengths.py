@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.timing import interleaved
 from heedful import Gaussian, Kernel, ReluSquared, Sigmoid, Softmax, attend, masks
+from heedful.masks import Mask
 
 TORCH = "torch"
 KERNELS: dict[str, Kernel] = {
@@ -83,19 +84,29 @@ def contestants(case: Case) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tens
 
         names = [name for name in (*KERNELS, *MORE) if name != "Softmax"]
         return {TORCH: cudnn} | {name: attention(name, case.is_causal) for name in names}
+    return {name: run for name, run in masked(case, "cuda").items() if name not in MORE}
+
+
+def masked(case: Case, device: str) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Under a mask that is made once, as a batch has one for all its layers; torch is given it as a matrix."""
     batch, _, n, _ = case.shape
-    lengths = torch.full((batch,), 3 * n // 4, device="cuda")
-    mask = {
-        "padding": masks.padding(lengths),
-        "packed": masks.packed(torch.tensor([0, n // 2, n], device="cuda")),
-        "window": masks.window(1024, 1024),
-    }[case.mask]
-    dense = mask.dense((batch, 1, n, n), torch.device("cuda"))
-    found = {name: _masked(kernel, mask) for name, kernel in KERNELS.items()}
+    mask = mask_of(case, device)
+    assert mask is not None
+    dense = mask.dense((batch, 1, n, n), torch.device(device))
+    found = {name: _masked(kernel, mask) for name, kernel in (KERNELS | MORE).items()}
     return {TORCH: lambda q, k, v: scaled_dot_product_attention(q, k, v, dense)} | found
 
 
-def _masked(kernel: Kernel, mask: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def mask_of(case: Case, device: str) -> Mask | None:
+    batch, _, n, _ = case.shape
+    if case.mask == "padding":
+        return masks.padding(torch.full((batch,), 3 * n // 4, device=device))
+    if case.mask == "packed":
+        return masks.packed(torch.tensor([0, n // 2, n], device=device))
+    return masks.window(1024, 1024) if case.mask else None
+
+
+def _masked(kernel: Kernel, mask: Mask) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return lambda q, k, v: attend(q, k, v, mask, kernel=kernel)
 
 

@@ -210,20 +210,28 @@ def _others(result: dict[str, Any]) -> list[str]:
 
 def _host(result: dict[str, Any]) -> list[str]:
     shape = "x".join(map(str, result["host"][0]["shape"]))
-    by = {(row["contestant"], row["causal"]): row for row in result["host"]}
-    names = list(dict.fromkeys(row["contestant"] for row in result["host"]))
-    ways = [(causal, way) for causal in (False, True) for way in WAYS if way in by[TORCH, False]]
-    body = [[name, *(f"{by[name, causal][way]:.0f}" for causal, way in ways)] for name in names]
-    heads = [f"{way}{', causal' if causal else ''}" for causal, way in ways]
-    return [
+    by = {(row["contestant"], row["causal"], row.get("mask", "")): row for row in result["host"]}
+    names = list(dict.fromkeys(name for name, *_ in by))
+    situations = list(dict.fromkeys((causal, mask) for _, causal, mask in by))
+
+    def table(masked: bool) -> str:
+        mine = [(causal, mask, way) for causal, mask in situations if bool(mask) == masked for way in WAYS]
+        heads = [f"{way}{', causal' if causal else ''}{mask and f', {mask}'}" for causal, mask, way in mine]
+        return str(
+            Table(["", *heads], [[name, *(f"{by[name, c, m][way]:.0f}" for c, m, way in mine)] for name in names])
+        )
+
+    lines = [
         "### What a call costs the processor",
         "",
         f"Microseconds until a call returns ({shape}): without gradients, with gradients asked for, and with its backward pass through `torch.autograd.grad`, most of which is torch's engine.",
         "",
-        str(Table(["", *heads], body)),
+        table(masked=False),
         "",
-        *_layers(result),
     ]
+    if any(mask for _, mask in situations):
+        lines += ["The same under a mask that is made once, which torch takes as a matrix:", "", table(masked=True), ""]
+    return [*lines, *_layers(result)]
 
 
 def _layers(result: dict[str, Any]) -> list[str]:

@@ -327,7 +327,7 @@ def launched():
         {"contestant": name, "shape": [2, 4, n, size], "causal": causal, "mask": mask, "forward": {}, "TFLOP/s": {"forward": 500 * share, "backward": 400 * share}}
         for n, mask in ((512, ""), (1024, ""), (1024, "packed")) for size in (64, 128, 96) for causal in (False, True) for name, share in shares.items()
     ]  # fmt: skip
-    host = [{"contestant": name, "causal": causal, "shape": [2, 4, 1024, 64]} | dict.fromkeys(launching.WAYS, 50.0) for causal in (False, True) for name in ("torch", "Softmax", "Sigmoid")]  # fmt: skip
+    host = [{"contestant": name, "causal": causal, "mask": mask, "shape": [2, 4, 1024, 64]} | dict.fromkeys(launching.WAYS, 50.0) for causal, mask in launching.HOSTED for name in ("torch", "Softmax", "Sigmoid")]  # fmt: skip
     step = [{"contestant": name, "way": "compiled", "length": 1024, "tokens/s": 1000 * share} for name, share in (("torch", 400), ("Sigmoid", 408))]  # fmt: skip
     layers = [{"layer": name, "microseconds": 700.0} for name in (launching.MODULE, "nn.Attention")]
     found = {"errors": {"Sigmoid": {"out": 2e-3}}, "host": host, "layers": layers, "lengths": rows, "step": [*step, {"contestant": "Gaussian", "way": "compiled", "length": 1024, "skipped": "no time was left"}]}  # fmt: skip
@@ -582,6 +582,7 @@ def test_launching_is_compared_before_it_is_timed(monkeypatch, capsys):
     assert max(error for each in told["errors"].values() for error in each.values()) < 1e-5
     assert {row["contestant"] for row in told["step"]} == {"torch", "Sigmoid"}
     assert all(row[way] > 0 for row in told["host"] for way in launching.WAYS)
+    assert {(row["causal"], row["mask"]) for row in told["host"]} == set(launching.HOSTED)
     right = lengths.attend
     monkeypatch.setattr(lengths, "attend", lambda *given, **more: right(*given, **more) * 1.1)
     with pytest.raises(timing.WrongResult, match="plain has relative error"):

@@ -324,17 +324,18 @@ def test_what_is_not_finite_reaches_the_gradients_it_is_part_of_alone(kernel, si
 
 def test_fused_kernels_wait_for_nothing():
     """Lists of blocks, lengths and bounds stay on the device, forward and backward."""
-    leaves = [torch.randn(2, 4, 257, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    leaves = [torch.randn(2, 40, 257, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     bounds, keep = torch.tensor([0, 90, 257], device="cuda"), torch.rand(257, 257, device="cuda") > 0.5
     for mask in (masks.padding(LENGTHS.cuda()) & masks.causal, masks.packed(bounds) & masks.causal, masks.dense(keep)):
         attend(*leaves, mask, kernel=Sigmoid(), impl="triton").sum().backward()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            out = attend(*leaves, mask, kernel=Sigmoid(), impl="triton")
-            out.sum().backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert out.isfinite().all()
+        for impl in ("triton", "auto", "auto", "auto"):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                out = attend(*leaves, mask, kernel=Sigmoid(), impl=impl)
+                out.sum().backward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert out.isfinite().all()
 
 
 def test_rows_of_few_keys_keep_their_gradients():
@@ -612,6 +613,65 @@ def test_later_calls_of_a_form_are_as_right_as_the_first(kernel, is_causal, name
         gradients = torch.autograd.grad(out, leaves[:count], above)
         for one, other in zip(gradients, torch.autograd.grad(wanted, truths[:count], above.double()), strict=True):
             assert relative_error(one, other) < 2e-2, at
+
+
+def cuts(length, count):
+    return torch.cat(
+        (torch.tensor([0]), torch.randperm(length - 1)[: count - 1].sort().values + 1, torch.tensor([length]))
+    ).cuda()
+
+
+KINDS = {
+    "padding": lambda n: masks.padding(torch.randint(1, n + 1, (16,)).cuda()),
+    "keys": lambda n: masks.keys(torch.rand(16, n, device="cuda") < 0.5) & masks.causal,
+    "packed": lambda n: masks.packed(cuts(n, 3)) & masks.causal,
+    "window": lambda n: masks.window(50, 20),
+    "boolean": lambda n: torch.rand(16, 1, n, n, device="cuda") < 0.5,
+    "blocks": lambda n: masks.blocks(torch.rand(1, 16, 4, 4, device="cuda") < 0.6, -(-n // 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "kernel", [Softmax(), Sigmoid(bias=-3.0), Gaussian(3.0), Gaussian(3.0, normalize=False)], ids=repr
+)
+@pytest.mark.parametrize("length", [193, 256])
+def test_later_masks_of_a_kind_are_as_right_as_the_first(kernel, name, length):
+    """What is kept is the kind of mask, and with a mask what kernels read of it: other masks, the same one again, from another stream."""
+    side = torch.cuda.Stream()
+    for at in range(5):
+        if at != 3:
+            mask = KINDS[name](length)
+        *drawn, above = torch.randn(4, 16, 16, length, 64, device="cuda", dtype=torch.bfloat16).unbind()
+        leaves = [x.requires_grad_() for x in drawn]
+        truths = [x.detach().double().requires_grad_() for x in leaves]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side if at == 4 else torch.cuda.current_stream()):
+            out = attend(*leaves, mask, kernel=kernel)
+            gradients = torch.autograd.grad(out, leaves, above)
+        torch.cuda.current_stream().wait_stream(side)
+        wanted = attend(*truths, mask, kernel=kernel, impl="reference")
+        assert relative_error(out, wanted) < 1e-2, at
+        for one, other in zip(gradients, torch.autograd.grad(wanted, truths, above.double()), strict=True):
+            assert relative_error(one, other) < 2e-2, at
+
+
+def test_a_graph_reads_a_mask_when_it_is_replayed():
+    """What was kept of it before is of what it was then."""
+    ids = torch.randint(0, 3, (16, 256), device="cuda").sort(-1).values
+    mask = masks.document(ids) & masks.causal
+    x = torch.randn(3, 16, 16, 256, 64, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        attend(*x.unbind(), mask, kernel=Sigmoid())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(*x.unbind(), mask, kernel=Sigmoid())
+    for _ in range(2):
+        ids.copy_(torch.randint(0, 3, (16, 256)).sort(-1).values)
+        graph.replay()
+        wanted = attend(*x.double().unbind(), mask, kernel=Sigmoid(), impl="reference")
+        assert relative_error(out, wanted) < 1e-2
+        assert relative_error(attend(*x.unbind(), mask, kernel=Sigmoid()), wanted) < 1e-2
 
 
 @pytest.mark.parametrize("size", [64, 128])
