@@ -233,7 +233,7 @@ def attend(
         told = plain.signature(query, key, value, attn_mask, is_causal, scale, enable_gqa, kernel)
         known = None if told is None else plain.KNOWN.get(told)
         if known is not None and told is not None:
-            out = plain.run(known, told, query, key, value, attn_mask, is_causal)
+            out = plain.run(known, told, query, key, value, attn_mask, is_causal, scale, kernel)
             if out is not None:
                 return out
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)

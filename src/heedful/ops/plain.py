@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from heedful import _runtime, masks
@@ -60,6 +60,8 @@ def signature(
         return None
     kernel = _SOFTMAX if kernel is None else kernel
     numbers = _numbers(kernel)
+    if numbers is None and device.type in _runtime.SETTLED and isinstance(kernel, Kernel):
+        numbers = _described(kernel, tensors_too=True)
     if numbers is None:
         return None
     flags = enable_gqa, approximate.allowed, torch.are_deterministic_algorithms_enabled()
@@ -93,12 +95,20 @@ def run(
     value: Tensor,
     attn_mask: Mask | Tensor | None,
     is_causal: bool,
+    scale: float | None,
+    kernel: Any,
 ) -> Tensor | None:
     """What is kept for a signature, of the numbers of one call."""
-    if attn_mask is None or type(told[0]) is bool:
-        return known(query, key, value)
-    grid = (*query.shape[:3], key.shape[2])
-    return known(query, key, value, fused.sight(attn_mask, is_causal, grid, query.device))
+    sight = parameters = None
+    if attn_mask is not None and type(told[0]) is not bool:
+        sight = fused.sight(attn_mask, is_causal, (*query.shape[:3], key.shape[2]), query.device)
+    if getattr(known, "is_learned", False):
+        parameters = fused.parameters(kernel.with_scale(scale), *known.parameters)  # type: ignore[attr-defined]
+    return (
+        known(query, key, value)
+        if sight is None and parameters is None
+        else known(query, key, value, sight, parameters)
+    )
 
 
 def _is_cast(device: torch.device, dtype: torch.dtype) -> bool:
@@ -111,10 +121,26 @@ def _numbers(kernel: Kernel | Sequence[Kernel]) -> Signature | None:
         return None
     known = kernel.__dict__.get(KEPT, 0)
     if known == 0:
-        parameters = [getattr(kernel, name) for name in kernel._names]
-        known = (type(kernel), *parameters) if all(type(one) in NUMBERS for one in parameters) else None
+        known = _described(kernel, tensors_too=False)
         object.__setattr__(kernel, KEPT, known)
     return known
+
+
+def _described(kernel: Kernel, *, tensors_too: bool) -> Signature | None:
+    """A kernel by its kind, its parameters and the kernels that it is made of; tensors, where they are taken, by what they are alone."""
+    found: list[Any] = [type(kernel)]
+    for name in kernel._names:
+        one = getattr(kernel, name)
+        if isinstance(one, Kernel):
+            one = _described(one, tensors_too=tensors_too)
+            if one is None:
+                return None
+        elif tensors_too and type(one) in (Tensor, nn.Parameter):
+            one = one.shape, one.dtype, one.device
+        elif type(one) not in NUMBERS:
+            return None
+        found.append(one)
+    return tuple(found)
 
 
 KEPT = "_numbers"

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from heedful import _runtime, masks
 from heedful._runtime import lasting
-from heedful.kernels import FusedForm
+from heedful.kernels import FusedForm, Kernel
 from heedful.kernels.base import Parameter, unit
 from heedful.masks import Mask
 from heedful.ops import reference
@@ -138,12 +138,12 @@ def _by_head(parameter: Parameter, heads: int, like: Tensor) -> Tensor:
 def ready(request: Request) -> Callable[..., Tensor] | None:
     """What such requests come down to, with all but query, key and value settled; None where more of it must be looked at each time.
 
-    So it is where inputs are read as they are, numbers are the kernel's parameters, and the mask, if any, adds nothing. It is given
-    `sight` of a mask that is neither none nor plain causality.
+    So it is where inputs are read as they are and the mask, if any, adds nothing. It is given `sight` of a mask that is neither none nor
+    plain causality, and `parameters` of a kernel with tensors.
     """
     form, kernel = request.kernel.fused_form, request.kernel
     query, key, value = request.query, request.key, request.value
-    if form is None or form.inputs != "plain" or form.factors or kernel.tensors() or kernel.of_pairs is not kernel:
+    if form is None or form.inputs != "plain" or form.factors or kernel.of_pairs is not kernel:
         return None
     if request.bias is not None or request.factors is not None:
         return None
@@ -156,11 +156,19 @@ def ready(request: Request) -> Callable[..., Tensor] | None:
     from heedful.ops.fused.operators import Settled
 
     heads = query.shape[1]
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), torch.no_grad():
         alpha = _by_head(query.shape[-1] ** -0.5 if form.alpha is None else form.alpha, heads, query)
-        beta = None if form.beta == 0 else _by_head(form.beta, heads, query)
+        beta = _by_head(form.beta, heads, query) if isinstance(form.beta, Tensor) or form.beta != 0 else None
     seen = sight(request.mask, False, request.shape, query.device)
-    return Settled(alpha, beta, *_settings(form, seen, value.dtype))
+    return Settled(alpha, beta, *_settings(form, seen, value.dtype), is_learned=bool(kernel.tensors()))
+
+
+def parameters(kernel: Kernel, alpha: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """These of a kernel that `ready` has served, with its tensors as they are now."""
+    form, heads = kernel.fused_form, alpha.shape[0]
+    assert form is not None
+    alpha = _by_head(form.alpha, heads, alpha) if isinstance(form.alpha, Tensor) else alpha
+    return alpha, _by_head(form.beta, heads, alpha) if isinstance(form.beta, Tensor) else beta
 
 
 def sight(attn_mask: Mask | Tensor | None, is_causal: bool, shape: tuple[int, ...], device: torch.device) -> Sight:

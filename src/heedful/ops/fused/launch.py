@@ -20,6 +20,7 @@ from heedful.ops.fused._device import Setting, chip, fitting, interpreting, powe
 from heedful.ops.fused._linked import LINKED
 from heedful.ops.fused.activations import UNITS
 from heedful.ops.fused.listing import COUNT, FULL, MASKING, ORDER, Sight
+from heedful.ops.fused.operators import gathered
 from heedful.ops.fused.prepared import Recorder
 
 INTERPRETED = interpreting()
@@ -100,14 +101,16 @@ def forward(problem: Problem, sight: Sight | None = None) -> tuple[Tensor, Tenso
     return found
 
 
-def form_of(kind: str, problem: Problem, tensors: Sequence[Tensor | None]) -> Hashable | None:
+def form_of(
+    kind: str, problem: Problem, tensors: Sequence[Tensor | None], wanted: Sequence[bool] = ()
+) -> Hashable | None:
     """The form of a problem whose launches may be kept: nothing added to scores."""
     if problem.query.device.type not in _runtime.SETTLED or any(x is not None for x in problem[5:8]):
         return None
     if prepared.is_watched():
         return None
     settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    return prepared.form((*tensors, *problem[8:13]), kind, *problem.block_size, *problem[14:], *settings)
+    return prepared.form((*tensors, *problem[8:13]), kind, *wanted, *problem.block_size, *problem[14:], *settings)
 
 
 def _forward_anew(problem: Problem, sight: Sight, recorder: Recorder) -> tuple[Tensor, Tensor]:
@@ -192,12 +195,13 @@ def backward(
     """Gradients of everything; those of alpha, beta, left, right and bias are empty where they are not wanted."""
     sight = sight or Sight.of(problem)
     given = *problem[:5], out, stat, above
-    form = None if any(wanted) else form_of("backward", problem, given)
+    form = form_of("backward", problem, given, wanted)
     known = prepared.KNOWN.get(form)
     if known is not None:
-        dq, dk, dv = known.run(given, problem.query.device, sight)
         unwanted = stat.new_empty(0)
-        return Gradients(dq, dk, dv, unwanted, unwanted, unwanted, unwanted, unwanted)
+        dq, dk, dv, *rest = gathered(known.run(given, problem.query.device, sight), wanted)
+        dalpha, dbeta = (unwanted if x is None else x for x in rest)
+        return Gradients(dq, dk, dv, dalpha, dbeta, unwanted, unwanted, unwanted)
     recorder = Recorder(given)
     found = _backward_anew(problem, sight, out, stat, above, wanted, recorder)
     if form is not None:
@@ -226,7 +230,7 @@ def _backward_anew(
         return torch.empty(shape if needs else (0,), dtype=torch.float32, device=device)
 
     dq, dk, dv = (recorder.made(torch.empty(x.shape, dtype=x.dtype, device=device)) for x in (query, key, value))
-    dalpha, dbeta = room(needs[0], B, H, Q), room(needs[1], B, H, Q)
+    dalpha, dbeta = (recorder.made(room(True, B, H, Q)) if need else room(False) for need in needs[:2])
     dleft, dright, dbias = room(needs[2], B, H, Q, rank), room(needs[3], B, H, K, rank), room(needs[4], B, H, K)
     shares = problem.activation == "exp" and problem.division == 1  # coefficients are not above one
     bounded = shares or (problem.distance and problem.bias is None and problem.left is None)

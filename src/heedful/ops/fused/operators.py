@@ -164,76 +164,95 @@ def attention(*inputs: Any, sight: Sight) -> Tensor:
     return launch.forward(launch.Problem(*inputs), sight)[0]
 
 
-class Settled:
-    """Fused attention of query, key and value with all else settled: their shapes, types and device, a kernel of numbers, the kind of mask.
+Parameters = tuple[Tensor, Tensor | None]
+"""Alpha and beta."""
 
-    Launches are kept by strides alone, which are all that is left to look at. `sight` is that of a mask that is more than bounds of j - i.
+
+class Settled:
+    """Fused attention of query, key and value with all else settled: their shapes, types and device, the kind of kernel and of mask.
+
+    Launches are kept by strides alone, which are all that is left to look at. `parameters` are those of the call where a kernel has tensors,
+    `sight` is that of a mask that is more than bounds of j - i.
     """
 
-    def __init__(self, alpha: Tensor, beta: Tensor | None, *settings: Any) -> None:
-        self.parameters, self.settings = (alpha, beta), settings
+    def __init__(self, alpha: Tensor, beta: Tensor | None, *settings: Any, is_learned: bool = False) -> None:
+        self.parameters, self.settings, self.is_learned = (alpha, beta), settings, is_learned
         self.device = alpha.device
         self.launches: dict[Any, Any] = {}
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight | None = None) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sight: Sight | None = None,
+        parameters: Parameters | None = None,
+    ) -> Tensor:
+        alpha, beta = self.parameters if parameters is None else parameters
         if torch._C._len_torch_dispatch_stack():
-            return fused_attention(*self.arguments(query, key, value, sight))[0]
-        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-            return _WithGradients.apply(query, key, value, self, sight)
-        return self.forward(query, key, value, sight)[0]
+            return fused_attention(*self.arguments((query, key, value, alpha, beta), sight))[0]
+        if recorded(query, key, value, alpha, beta):
+            return _WithGradients.apply(query, key, value, alpha, beta, self, sight)
+        return self.forward((query, key, value, alpha, beta), sight)[0]
 
-    def arguments(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight | None) -> tuple[Any, ...]:
+    def arguments(self, given: Sequence[Any], sight: Sight | None) -> tuple[Any, ...]:
         """Those of the operator."""
-        masking = UNMASKED if sight is None else sight.given
-        return (query, key, value, *self.parameters, None, None, None, *masking, *self.settings)
+        return (*given, None, None, None, *(UNMASKED if sight is None else sight.given), *self.settings)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight | None) -> Sequence[Tensor]:
-        known = self._known((query, key, value), sight)
+    def forward(self, given: Sequence[Any], sight: Sight | None) -> Sequence[Tensor]:
+        """Of query, key, value, alpha and beta."""
+        strides = self._strides(given, sight)
+        known = self._known(strides, given, sight)
         if known is not None:
-            return known.run((query, key, value, *self.parameters), self.device, sight)
+            return known.run(given, self.device, sight)
         from heedful.ops.fused import launch
 
-        problem = launch.Problem(*self.arguments(query, key, value, sight))
+        problem = launch.Problem(*self.arguments(given, sight))
         found = launch.forward(problem, sight)
-        self._keep("forward", (query, key, value), problem, problem[:5], sight)
+        self._keep(strides, launch.form_of("forward", problem, given))
         return found
 
-    def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, stat: Tensor, above: Tensor, sight: Sight | None
-    ) -> Sequence[Tensor]:
-        known = self._known((query, key, value, above), sight)
+    def backward(self, given: Sequence[Any], sight: Sight | None, wanted: Sequence[bool]) -> Sequence[Tensor | None]:
+        """Of these, the result, what was kept of its rows, and the gradient above; those of alpha and beta where they are wanted."""
+        strides = (*wanted, *self._strides(given, sight))
+        known = self._known(strides, given, sight)
         if known is not None:
-            return known.run((query, key, value, *self.parameters, out, stat, above), self.device, sight)
+            return gathered(known.run(given, self.device, sight), wanted)
         from heedful.ops.fused import launch
 
-        problem = launch.Problem(*self.arguments(query, key, value, sight))
-        found = launch.backward(problem, out, stat, above, (False,) * 5, sight)
-        self._keep("backward", (query, key, value, above), problem, (*problem[:5], out, stat, above), sight)
-        return found[:3]
+        problem, every = launch.Problem(*self.arguments(given[:5], sight)), (*wanted, False, False, False)
+        out, stat, above = given[5:]
+        found = launch.backward(problem, out, stat, above, every, sight)
+        self._keep(strides, launch.form_of("backward", problem, given, every))
+        return (*found[:3], *(x if want else None for x, want in zip(found[3:5], wanted, strict=True)))
 
-    def _known(self, tensors: Sequence[Tensor], sight: Sight | None) -> Any:
+    def _known(self, strides: Any, given: Sequence[Any], sight: Sight | None) -> Any:
         """The launches of tensors with these strides, which begin where kernels may count on it, on the current device."""
-        known = self.launches.get(self._key(tensors, sight))
+        known = self.launches.get(strides)
         if known is None or known.is_watched() or self.device.index != torch._C._cuda_getDevice():
             return None
         places = 0 if sight is None else sight.places
-        for x in tensors:
-            places |= x.data_ptr()
+        for x in given:
+            places |= 0 if x is None else x.data_ptr()
         return known if places % 16 == 0 else None
 
     @staticmethod
-    def _key(tensors: Sequence[Tensor], sight: Sight | None) -> tuple[Any, ...]:
-        strides = [x.stride() for x in tensors]
+    def _strides(given: Sequence[Any], sight: Sight | None) -> tuple[Any, ...]:
+        strides = [None if x is None else x.stride() for x in given]
         return tuple(strides) if sight is None else (*strides, sight.strides)
 
-    def _keep(
-        self, kind: str, tensors: Sequence[Tensor], problem: Any, given: Sequence[Tensor | None], sight: Sight | None
-    ) -> None:
-        from heedful.ops.fused import launch, prepared
+    def _keep(self, strides: Any, form: Any) -> None:
+        from heedful.ops.fused import prepared
 
-        found = prepared.KNOWN.get(launch.form_of(kind, problem, given))
+        found = prepared.KNOWN.get(form)
         if found is not None:
-            self.launches[self._key(tensors, sight)] = found
+            self.launches[strides] = found
+
+
+def gathered(made: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """Gradients of query, key and value, and of alpha and beta where they are wanted, from what launches leave."""
+    dq, dk, dv, *rows = made
+    return dq, dk, dv, *(rows.pop(0).sum(dim=(0, 2)) if want else None for want in wanted[:2])
 
 
 UNMASKED = (None,) * len(MASKING)
@@ -241,20 +260,30 @@ UNMASKED = (None,) * len(MASKING)
 
 class _WithGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, settled: Settled, sight: Sight | None) -> Tensor:
-        out, stat = settled.forward(query, key, value, sight)
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        alpha: Tensor,
+        beta: Tensor | None,
+        settled: Settled,
+        sight: Sight | None,
+    ) -> Tensor:
+        given = query, key, value, alpha, beta
+        out, stat = settled.forward(given, sight)
         # Tensors of the mask so that torch sees whether somebody writes into them meanwhile.
-        ctx.save_for_backward(query, key, value, out, stat, *(() if sight is None else sight.given))
+        ctx.save_for_backward(*given, out, stat, *(() if sight is None else sight.given))
         ctx.settled, ctx.sight = settled, sight
         return out
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        settled, sight = ctx.settled, ctx.sight
-        query, key, value, out, stat, *_ = ctx.saved_tensors
+        settled, sight, wanted = ctx.settled, ctx.sight, ctx.needs_input_grad[3:5]
+        given = (*ctx.saved_tensors[:7], above)
         if torch.is_grad_enabled():
-            inputs = settled.arguments(query, key, value, sight)
+            inputs = settled.arguments(given[:5], sight)
             tensors, settings = inputs[:NUMBER_OF_TENSORS], inputs[NUMBER_OF_TENSORS:]
-            gradients = fused_attention_backward(*tensors, out, stat, above, *settings, (False,) * 5)
-            return (*gradients[:3], None, None)
-        return (*settled.backward(query, key, value, out, stat, above, sight), None, None)
+            found = fused_attention_backward(*tensors, *given[5:], *settings, (*wanted, False, False, False))
+            return (*found[:3], *(x if want else None for x, want in zip(found[3:5], wanted, strict=True)), None, None)
+        return (*settled.backward(given, sight, wanted), None, None)

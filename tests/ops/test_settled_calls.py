@@ -1,8 +1,9 @@
-"""Calls under a mask by launches that were made before: another mask of the kind, other numbers, and nothing looked at twice.
+"""Calls by launches that were made before: another mask of the kind, other numbers and parameters, and nothing looked at twice.
 
 A kernel that stands for a compiled one runs by Triton's interpreter at the addresses that it is launched with.
 """
 
+import copy
 import ctypes
 import gc
 import math
@@ -14,6 +15,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 import triton
+from torch import nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import heedful
@@ -422,13 +424,87 @@ def test_second_derivatives_are_refused_by_name():
             first.sum().backward()
 
 
-def test_the_operator_is_known_by_its_form(anew):
-    """Also where parameters are tensors, so that nothing is settled."""
-    scale = torch.tensor([0.2, 0.3, 0.4])
+def learned(make, dtype=torch.float32):
+    """A kernel with new parameters, one for each head."""
+    return make(*(nn.Parameter(torch.rand(H, dtype=torch.float64).add(0.5).to(dtype)) for _ in range(2)))
+
+
+LEARNED = {
+    "scale": lambda one, other: Softmax(one),
+    "bias": lambda one, other: Sigmoid(bias=one),
+    "both": lambda one, other: Sigmoid(one, other),
+    "bandwidth": lambda one, other: Gaussian(one),
+    "bandwidth, raw": lambda one, other: Gaussian(one, normalize=False),
+    "one frozen": lambda one, other: Sigmoid(one.detach(), other),
+    "one for all": lambda one, other: ReluSquared(nn.Parameter(one.detach()[:1])),
+}
+
+
+def of_all(kernel, vectors, mask, impl="auto"):
+    """The result, and gradients of all that has them."""
+    out = attend(*vectors, mask, kernel=kernel, impl=impl)
+    leaves = [x for x in (*vectors, *kernel.tensors().values()) if x.requires_grad]
+    above = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    return [x.detach() for x in (out, *torch.autograd.grad(out, leaves, above))]
+
+
+def doubled(x):
+    return x.detach().double().requires_grad_(x.requires_grad)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "documents"])
+@pytest.mark.parametrize("name", LEARNED)
+def test_learned_parameters(name, mask, anew):
+    """Those of each call, and their gradients; alone where nothing else is learned."""
+    for at in range(4):
+        anew.clear()
+        kernel, vectors = learned(LEARNED[name]), drawn(grad=at != 3)
+        hide = MASKS[mask]() if mask in MASKS else {"none": None, "causal": masks.causal}[mask]
+        exact = kernel.with_tensors({one: doubled(x) for one, x in kernel.tensors().items()})
+        wanted = of_all(exact, [doubled(x) for x in vectors], hide, "reference")
+        for one, other in zip(of_all(kernel, vectors, hide), wanted, strict=True):
+            assert one.shape == other.shape
+            assert float((one.double() - other).norm()) <= 5e-5 * float(other.norm())
+    assert not anew
+    assert len(plain.KNOWN) == 1
+
+
+def test_a_layer_learns_its_kernel(anew):
+    """A training step by settled calls is the step that float64 takes."""
+    layer = heedful.nn.Attention(24, 3, kernel=Sigmoid(bias=nn.Parameter(torch.full((3,), -1.0))))
+    exact, ignored = copy.deepcopy(layer).double(), torch.arange(Q) >= torch.tensor([[Q], [11]])
+    exact.impl = "reference"
+    for _ in range(3):
+        anew.clear()
+        x = torch.randn(B, Q, 24)
+        for one, y in ((layer, x), (exact, x.double())):
+            one.zero_grad()
+            one(y, y, y, ignored, need_weights=False)[0].square().mean().backward()
+        for p, q in zip(layer.parameters(), exact.parameters(), strict=True):
+            assert float((p.grad.double() - q.grad).norm()) <= 1e-4 * float(q.grad.norm())
+            p.data -= 0.01 * p.grad
+            q.data -= 0.01 * q.grad
+    assert not anew
+
+
+def test_compositions_of_numbers_are_settled(anew):
+    for kernel in (ReluSquared().normalized(), Sigmoid(bias=-1.0).averaged()):
+        for _ in range(2):
+            anew.clear()
+            vectors, mask = drawn(), MASKS["documents"]()
+            assert_right(vectors, outcome(vectors, mask, kernel=kernel), mask, kernel=kernel)
+        assert not anew
+    first, second = (Sigmoid(bias=bias).averaged() for bias in (1.0, 2.0))
+    assert not torch.equal(attend(*vectors, kernel=first), attend(*vectors, kernel=second))
+    assert None not in plain.KNOWN.values()
+
+
+def test_a_kernel_that_scales_its_result_is_known_by_its_form(anew):
+    """It is looked at each time, but launched as before."""
     for _ in range(2):
         anew.clear()
-        vectors, mask = drawn(), MASKS["documents"]()
-        assert_right(vectors, outcome(vectors, mask, kernel=Softmax(scale)), mask, kernel=Softmax(scale.double()))
-    assert not plain.KNOWN or set(plain.KNOWN.values()) == {None}
+        vectors, mask, how = drawn(), MASKS["documents"](), {"kernel": 0.5 * Sigmoid()}
+        assert_right(vectors, outcome(vectors, mask, **how), mask, **how)
+    assert set(plain.KNOWN.values()) == {None}
     assert not anew
     assert launch.INTERPRETED
