@@ -53,11 +53,12 @@ class Attend(Protocol[P]):
 
 @dataclass(frozen=True)
 class Considered:
-    """What one implementation would do with a request: why it cannot, or what it would cost."""
+    """What one implementation would do with a request: why it cannot, or what it would cost; in what way, of the chosen one."""
 
     name: str
     refusal: str | None
     cost: Cost | None
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Plan(Result):
             else:
                 words = f"{_scaled(one.cost.flops, 1000, 'FLOP')}, {_scaled(one.cost.bytes, 1024, 'B')} beyond inputs and output"
             lines.append(f"  {'>' if one.name == self.chosen else ' '} {one.name:<10} {words}")
+            lines += [f"{'':<15}{one.detail}"] if one.detail else []
         return "\n".join(lines)
 
 
@@ -281,13 +283,13 @@ def _coefficients(request: Request) -> Tensor:
 def _planned(call: Request, impl: str) -> tuple[str, str, list[Considered]]:
     """What is chosen for a call with one kernel, why, and what of the others."""
     request, moving, considered = sequence.of_pairs(call), _cost_of_moving(call), []
+    chosen, reason = _choose(request, impl)
     for one in IMPLEMENTATIONS.values():
         refusal = one.refuse(request)
         cost = None if refusal else one.cost(request)
-        considered.append(
-            Considered(one.name, refusal, cost and Cost(cost.flops + moving.flops, max(cost.bytes, moving.bytes)))
-        )
-    return *_choose(request, impl), considered
+        cost = cost and Cost(cost.flops + moving.flops, max(cost.bytes, moving.bytes))
+        considered.append(Considered(one.name, refusal, cost, one.detail(request) if one.name == chosen else ""))
+    return chosen, reason, considered
 
 
 def _together(groups: list[tuple[list[int], str, str, list[Considered]]]) -> tuple[str, str, list[Considered]]:

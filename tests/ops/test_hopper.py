@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
 
 from heedful import Gaussian, ReluSquared, Sigmoid, Softmax, attend
-from heedful.ops.fused import hopper, hopper_backward, launch
+from heedful.ops.fused import hopper, hopper_backward, launch, serving
 from heedful.ops.fused._device import Chip, Setting
 from interpreted import needs_interpreter
 
@@ -109,7 +109,7 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
         out[1, 2, 40:], stat[1, 2, 50] = 7.0, torch.nan
         marked.append(stat)
 
-    monkeypatch.setattr(launch, "_hopper", lambda problem: forward)
+    monkeypatch.setattr(serving, "forward", lambda problem: forward)
     monkeypatch.setattr(launch, "chip", lambda device: Chip(9, 1, 2**17))
     out = attend(*leaves, is_causal=causal, kernel=kernel, impl="triton")
     assert bool(marked) == (causal or not isinstance(kernel, ReluSquared))
@@ -163,7 +163,7 @@ def test_a_backward_pass_in_one_kernel(kernel, causal, monkeypatch):
             left.view(2, 3, 3)[0, 1, 2] = 1
             dk[0, 1, 128:], dv[0, 1, 128:], sums[1, 2, 70, 3] = torch.nan, 7.0, torch.inf
 
-    monkeypatch.setattr(launch, "_hopper_backward", lambda problem, above: stand_in)
+    monkeypatch.setattr(serving, "backward", lambda problem, above: stand_in)
     monkeypatch.setattr(launch, "chip", lambda device: Chip(9, 1, 2**17))
     blocks = {"rows": Setting(64, 32, 1, 4), "columns": Setting(32, 64, 1, 4)}
     right = launch.settings
@@ -208,3 +208,11 @@ def test_tiles_are_low_where_tall_ones_would_be_empty(length, causal, warpgroups
     given = problem(length=length, high=0 if causal else None)
     assert warpgroups == hopper.form(given, stat=True).CONSUMERS
     assert hopper.form(problem(length=length, size=128), stat=True).CONSUMERS == 2
+
+
+@needs_interpreter
+def test_a_plan_says_which_kernels_serve():
+    x = torch.randn(2, 3, 37, 8)
+    text = str(attend.plan(x, x, x, kernel=0.5 * Sigmoid(), impl="triton"))
+    assert "portable kernels (those for Hopper: made for GPUs of compute capability 9.0)" in text
+    assert "portable kernels" not in str(attend.plan(x, x, x, kernel=Sigmoid(), impl="stream"))

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
 
 import chip as played
-from heedful.ops.fused import hopper, hopper_backward, launch, prepared
+from heedful.ops.fused import hopper, hopper_backward, launch, prepared, serving
 from heedful.ops.fused._device import Chip
 from interpreted import needs_interpreter
 
@@ -46,7 +46,7 @@ def chip(monkeypatch, unwritten_is_nan):
     monkeypatch.setattr(hopper, "is_cuda", lambda x: True)
     for module in (hopper, hopper_backward, launch):
         monkeypatch.setattr(module, "chip", lambda device: Chip(9, 16, 2**17))
-    monkeypatch.setattr(launch, "_hopper", lambda problem: None if hopper.refuse(problem) else hopper.forward)
+    monkeypatch.setattr(serving, "refusal", hopper.refuse)
     monkeypatch.setattr(launch, "_left", lambda recorder, kernel, args, *rest: notes.left.append(args[-1]))
     return notes
 
@@ -162,6 +162,17 @@ def test_the_order_of_warps_changes_no_bit(chip):
         found.append((out, stat, gradients.key, gradients.value))
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
+
+
+def test_which_kernels_serve():
+    given = problem("sigmoid", 64, causal=True)
+    assert serving.passes(given) == "kernels for Hopper"
+    learned = given._replace(beta=given.beta.clone().requires_grad_())
+    shared = problem("sigmoid", 64, causal=True, key_heads=2)
+    for other, reason in ((learned, "no gradients of scales or biases"), (shared, "no keys that query heads share, got 6 and 2 heads")):  # fmt: skip
+        assert serving.passes(other) == f"kernels for Hopper, backward portable ones (those for Hopper: {reason})"
+    short = given._replace(query=given.query[:, :, :100])
+    assert serving.passes(short).startswith("portable kernels (those for Hopper: causality of as many queries as keys")
 
 
 GARBAGE = {0: math.nan, 2: math.inf, 4: 1e30}  # of a head; those between stay as they are

@@ -77,6 +77,9 @@ class Implementation(NamedTuple):
     cost: Callable[[Request], Cost]
     run: Callable[[Request], Tensor]
     guards: Callable[[Request], bool] = lambda request: False  # whether nothing hidden leaks from it, not even NaN
+    detail: Callable[[Request], str] = lambda request: (
+        ""
+    )  # where it has several ways: which one it takes, and why no other
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

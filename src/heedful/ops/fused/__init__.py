@@ -42,8 +42,29 @@ def run(request: Request) -> Tensor:
     assert form is not None
     from heedful.ops.fused.operators import attention
 
-    query, key, value, alpha, column = _inputs(form, request)
+    arguments, seen = _arguments(form, request)
     *lead, queries, _ = request.shape
+    out = attention(*arguments, sight=seen)
+    out, width = out.reshape(*lead, queries, arguments[2].shape[-1]), request.value.shape[-1]
+    out = out if out.shape[-1] == width else out[..., :width]
+    for factor in form.factors:
+        out = out * (factor.to(out.dtype)[:, None, None] if isinstance(factor, Tensor) and factor.dim() else factor)
+    return out
+
+
+def detail(request: Request) -> str:
+    """Which kernels serve a request that `refuse` lets through."""
+    form = request.kernel.fused_form
+    assert form is not None
+    from heedful.ops.fused import launch, serving
+
+    return serving.passes(launch.Problem(*_arguments(form, request)[0]))
+
+
+def _arguments(form: FusedForm, request: Request) -> tuple[tuple[Any, ...], Sight]:
+    """Those of the operator, and what kernels read of the mask."""
+    query, key, value, alpha, column = _inputs(form, request)
+    lead = request.shape[:-2]
     heads, batch = lead[-1] if lead else 1, math.prod(lead[:-1])
     seen = sight(request.mask, False, request.shape, query.device)
     bias = (
@@ -54,7 +75,7 @@ def run(request: Request) -> Tensor:
         axes = (*lead[:-1], x.shape[-3] if lead else 1)
         return x.expand(*axes, *x.shape[-2:]).reshape(batch, axes[-1], *x.shape[-2:])
 
-    out = attention(
+    arguments = (
         whole(query),
         whole(key),
         whole(value),
@@ -64,13 +85,8 @@ def run(request: Request) -> Tensor:
         None if bias is None else _of_pairs(bias, lead),
         *seen.given,
         *_settings(form, seen, value.dtype),
-        sight=seen,
     )
-    out, width = out.reshape(*lead, queries, value.shape[-1]), request.value.shape[-1]
-    out = out if out.shape[-1] == width else out[..., :width]
-    for factor in form.factors:
-        out = out * (factor.to(out.dtype)[:, None, None] if isinstance(factor, Tensor) and factor.dim() else factor)
-    return out
+    return arguments, seen
 
 
 def _masking(parts: masks.Parts, lead: Sequence[int]) -> tuple[Tensor | None, ...]:
@@ -260,4 +276,5 @@ IMPLEMENTATION = Implementation(
     cost=cost,
     run=run,
     guards=guards,
+    detail=detail,
 )

@@ -8,13 +8,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from heedful import _runtime
-from heedful.ops.fused import _backward, _blocks, _forward, prepared
+from heedful.ops.fused import _backward, _blocks, _forward, prepared, serving
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
 from heedful.ops.fused._device import Setting, chip, fitting, interpreting, power_of_2, settings, unit_stride
 from heedful.ops.fused._linked import LINKED
@@ -26,7 +25,6 @@ from heedful.ops.fused.prepared import Recorder
 INTERPRETED = interpreting()
 SPAN = 16  # blocks whose marks are looked through at once
 ROWS = 64  # queries of a block of what is done before and behind a backward pass in one kernel
-HOPPER = ("3.6.",)  # versions of Triton that `hopper` was tried with: Gluon is experimental, and changes between them
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -121,7 +119,7 @@ def _forward_anew(problem: Problem, sight: Sight, recorder: Recorder) -> tuple[T
     stat = recorder.made(torch.empty((B, H, Q) if problem.division else (0,), dtype=torch.float32, device=device))
     late = problem.distance and problem.bias is None and problem.left is None
     quick = problem.activation == "tanh"
-    on_hopper = _hopper(problem)
+    on_hopper = serving.forward(problem)
     halves = None, _half(problem.key, recorder, is_made=on_hopper is not None) if problem.distance else None
     mark = stat
     if on_hopper is not None:
@@ -158,24 +156,6 @@ def _left(
     safe = constants(replace(spec, DOTS=False))
     grid = (min(_parts(count, SPAN), 2 * chip(args[-1].device).processors),)
     recorder.launch(kernel, grid, *args, count, terms, safe, SPAN, **chosen.options, **LINKED)
-
-
-def _hopper(problem: Problem) -> Callable[..., None] | None:
-    """The forward pass that is made for one chip and tried with one version of Triton, where it serves."""
-    if INTERPRETED or problem.query.device.type != "cuda" or not triton.__version__.startswith(HOPPER):
-        return None
-    from heedful.ops.fused import hopper
-
-    return hopper.forward if hopper.refuse(problem) is None else None
-
-
-def _hopper_backward(problem: Problem, above: Tensor) -> Callable[..., None] | None:
-    """Likewise of the backward pass."""
-    if _hopper(problem) is None:
-        return None
-    from heedful.ops.fused import hopper_backward as chips
-
-    return chips.backward if chips.refuse(problem, above) is None else None
 
 
 class Gradients(NamedTuple):
@@ -239,7 +219,7 @@ def _backward_anew(
     out = out.contiguous()
     delta = recorder.made(room(True, B, H, Q), is_scratch=True) if problem.division == 1 else None
     half = recorder.made(room(True, B, H, Q), is_scratch=True) if feels else None
-    on_hopper = None if any(needs) else _hopper_backward(problem, above)
+    on_hopper = None if any(needs) else serving.backward(problem, above)
     # What is hidden and not finite: 0 x NaN = NaN.
     leaves = on_hopper is not None and problem.high is not None
     halves = half, _half(key, recorder, is_made=on_hopper is not None) if problem.distance else None
