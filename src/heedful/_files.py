@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +36,26 @@ def check_place(path: str | Path) -> Path:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InvalidArgument(f"cannot write in {path.parent}: permission denied; give another file")
     return path
+
+
+def check_free(path: str | Path, overwrite: bool = False, reads: Iterable[str | Path | None] = ()) -> Path:
+    """The path where a file may be written: none of those that it `reads`, and one that is there only with `overwrite`.
+
+    >>> check_free("answers.csv", reads=["cases.csv"]).name
+    'answers.csv'
+    """
+    place = check_place(path)
+    if any(place == Path(one).expanduser().resolve() for one in reads if one is not None):
+        raise InvalidArgument(f"{path} is the file that is read; name another file to write to")
+    if place.exists():
+        check_replaced(path, overwrite)
+    return place
+
+
+def check_replaced(path: str | Path, overwrite: bool, there: str = "is there", kind: str = "file") -> None:
+    """Refuses to replace what is there, unless that was asked for."""
+    if not overwrite:
+        raise InvalidArgument(f"{path} {there}; name another {kind}, or give overwrite=True to replace it")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ pytest.importorskip("sklearn", reason="the extra 'tables' is not installed")
 pytest.importorskip("pytorch_lightning", reason="the extra 'train' is not installed")
 
 from bumps import two_bumps
+from failing import one_line
 from heedful.bridges import training
 from heedful.series import SeriesClassifier, archive, read
 
@@ -361,6 +362,24 @@ def test_a_table_becomes_a_folder_and_answers(run, people, tmp_path):
         assert before["buys"] == after["buys"], "what is to be predicted stays"
     code, out, _ = run("impute", tmp_path / "model", people, "--out", tmp_path / "filled.csv")
     assert out == f"80 rows written to {tmp_path / 'filled.csv'}\n"
+
+
+def test_files_are_replaced_only_when_that_was_asked_for(run, people, tmp_path):
+    assert run("fit", people, "--target", "buys", "--out", tmp_path / "model", "--variants", "1")[0] == 0
+    own, kept = people.read_bytes(), tmp_path / "kept.csv"
+    (tmp_path / "same.csv").symlink_to(people)
+    for command in ("predict", "impute"):
+        kept.write_text("mine")
+        for more in ((), ("--overwrite",)):
+            for out in (people, tmp_path / "same.csv"):
+                err = one_line(run(command, tmp_path / "model", people, "--out", out, *more))
+                assert "is the file that is read; name another file to write to" in err
+        assert people.read_bytes() == own
+        err = one_line(run(command, tmp_path / "model", people, "--out", kept))
+        assert err == f"heedful: {kept} is there; name another file, or give --overwrite to replace it\n"
+        assert kept.read_text() == "mine"
+    assert run("predict", tmp_path / "model", people, "--out", kept, "--overwrite")[0] == 0
+    assert kept.read_text().startswith("case,prediction")
 
 
 def test_a_small_table_needs_no_training(run, people, tmp_path):

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import typer
 
-from heedful import MissingExtra, cli
+from heedful import InvalidArgument, MissingExtra, cli
 from heedful._text import quantity
 from heedful.cli.arguments import in_options, spellings
+from heedful.cli.look import check_options
+from heedful.report.page import page
 
 COMMANDS = typer.main.get_command(cli.app).commands
 SPELLED = {name: spellings(command) for name, command in COMMANDS.items()}
@@ -174,6 +176,44 @@ def test_senseless_values_end_in_one_line(run, command):
             outcome = run(command, *CALLS[command], max(option.opts, key=len), value)
             if outcome[0] != 0:
                 check_line(outcome, command)
+
+
+def test_no_command_replaces_a_file_unasked(run):
+    """Pictures, graphs and pages as well; what was read not even when asked."""
+    for name in ("a.dot", "a.png", "a.html"):
+        Path(name).write_text("mine")
+    Path("log.csv").write_text("sequence,time\n0,1\n0,2\n")
+    kept = "is there; name another file, or give --overwrite to replace it"
+    read = "is the file that is read"
+    for arguments, told in (
+        (("discover", "covariance.csv", "-n", "100", "--dot", "a.dot"), f"a.dot {kept}"),
+        (("discover", "covariance.csv", "-n", "100", "--plot", "a"), f"a.png {kept}"),
+        (("discover", "covariance.csv", "-n", "100", "--dot", "covariance.csv", "--overwrite"), read),
+        (("explain", "demo", "A text.", "--plot", "a.png"), f"a.png {kept}"),
+        (("flow", "--groups", "a=one", "--groups", "b=@a.dot", "--out", "a.dot", "--overwrite"), read),
+        (("flow", "--out", "a.html"), f"a.html {kept}"),
+        (("events", "periods", "log.csv", "--out", "a.png"), f"a.png {kept}"),
+        (("corpus", "embed", "--text", "a.dot"), f"a.dot {kept}"),
+        (("corpus", "attend", "A text.", "--out", "a.html"), f"a.html {kept}"),
+        (("look", "demo", "A text.", "--out", "a.html"), f"a.html {kept}"),
+        (("look", "demo", "--file", "a.dot", "--out", "a.dot", "--overwrite"), read),
+    ):
+        assert told in check_line(run(*arguments), arguments[0])
+    assert Path("a.html").read_text() == "mine"
+    code = run("discover", "covariance.csv", "-n", "100", "--dot", "a.dot", "--overwrite")[0]
+    assert (code, Path("a.dot").read_text() != "mine") == (0, True)
+
+
+def test_only_a_report_makes_room_for_the_next(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("report.html").write_text("mine")
+    options = {"no_report": False, "as_json": False, "open_it": False}
+    with pytest.raises(InvalidArgument, match=r"report.html is there"):
+        check_options(None, **options)
+    Path("report.html").write_text(page({}, title="A report", command="look"))
+    assert check_options(None, **options) == Path("report.html")
+    with pytest.raises(InvalidArgument, match=r"report.html is there"):
+        check_options(Path("report.html"), **options)
 
 
 def test_too_large_sizes_end_in_one_line(run):

@@ -15,14 +15,15 @@ import typer
 from heedful import __version__
 from heedful._errors import HeedfulError
 from heedful.bridges.reading import DEMO
-from heedful.cli.arguments import AsJson, Model, Text, TextFile, echo, in_options, spellings
+from heedful.cli.arguments import AsJson, Model, Overwrite, Text, TextFile, echo, in_options, spellings
 from heedful.cli.corpus import corpus
 from heedful.cli.discover import discover
 from heedful.cli.events import events
 from heedful.cli.explain import explain
-from heedful.cli.fit import FitCommand, fit, impute, predict, score
+from heedful.cli.fit import FitCommand, fit
 from heedful.cli.flow import flow
 from heedful.cli.plan import plan, seprank
+from heedful.cli.predict import impute, predict, score
 from heedful.cli.rank import rank
 from heedful.cli.symmetry import symmetry
 
@@ -113,6 +114,7 @@ def _look(
     out: Annotated[Path | None, typer.Option(help="Where the report goes.", show_default="report.html")] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Print the summary alone.")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
+    overwrite: Overwrite = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone; a report only with --out.")] = False,
 ) -> None:
     """Shows what a model does while it reads a text: a summary here, and a report to look at.
@@ -123,7 +125,7 @@ def _look(
     from heedful._progress import bar
     from heedful.cli.look import check_options, model_folder, read_text, show_page
 
-    place = check_options(out, no_report=no_report, as_json=as_json, open_it=open_it)
+    place = check_options(out, no_report=no_report, as_json=as_json, open_it=open_it, overwrite=overwrite, file=file)
     check_whole(max_tokens=max_tokens, optional=True)
     folder = model_folder(model, "look")
     words = read_text(text, file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -15,9 +15,12 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from heedful._files import check_free
+from heedful._plot import check_picture
 from heedful._result import plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")]
 Model = Annotated[
     str,
     typer.Argument(
@@ -132,6 +135,25 @@ def in_options(message: str, spelled: Mapping[str, str]) -> str:
     message = re.sub(r",? or \w+=\.\.\.", "", message)
     # In the shell nothing is given by leaving an option out.
     return re.sub(r",? or None\b", "", message)
+
+
+def check_outputs(
+    files: Sequence[Path | None] = (),
+    pictures: Sequence[Path | None] = (),
+    *,
+    overwrite: bool,
+    reads: Sequence[Path | None] = (),
+) -> list[Path]:
+    """The files and pictures that a command is to write, those that were given, checked before any work is done."""
+    for path in files:
+        if path is not None:
+            check_free(path, overwrite, reads)
+    for path in pictures:
+        if path is not None:
+            # What a name without an ending becomes.
+            check_free(path if path.suffix or not path.name else path.with_suffix(".png"), overwrite, reads)
+            check_picture(path)
+    return [path for path in (*files, *pictures) if path is not None]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 from heedful._checks import check_choice, check_number, check_whole
 from heedful._errors import InvalidArgument
 from heedful._text import quantity
-from heedful.cli.arguments import AsJson, echo
+from heedful.cli.arguments import AsJson, Overwrite, check_outputs, echo
 
 if TYPE_CHECKING:
     from heedful.corpus import AttentionMap, Cooccurrence
@@ -117,11 +117,10 @@ def embed(
     text: Annotated[Path | None, typer.Option(help="Write word2vec's text format here.", show_default="not written")] = None,
     pairs: Annotated[Path | None, typer.Option(help="Judged pairs: word, word, number.", show_default="not evaluated")] = None,
     questions: Annotated[Path | None, typer.Option("--analogies", help="Questions of four words.", show_default="not evaluated")] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Makes word vectors from counts: no training, the same at every run."""
-    from heedful._files import check_place
-
     check_whole(dim=dim)
     check_choice(METHODS, method=method)
     check_choice(KINDS, association=association)
@@ -131,8 +130,7 @@ def embed(
     check_number(0, x_max=x_max)
     check_whole(0, 2**32 - 1, random_state=random_state)
     _check_new(out)
-    if text is not None:
-        check_place(text)
+    check_outputs([text], overwrite=overwrite, reads=[counts, pairs, questions])
     for file in (pairs, questions):
         if file is not None and not file.expanduser().is_file():
             raise InvalidArgument(f"there is no file {str(file)!r}; give another")
@@ -207,6 +205,7 @@ def attend(
     exclude_self: Annotated[bool, typer.Option("--exclude-self/--with-self", help="Whether no word attends to itself.")] = True,
     is_causal: Annotated[bool, typer.Option("--causal", help="No word attends to later ones.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the map here: .png, .svg, .pdf, or .html.", show_default="not drawn")] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Draws which words of a text attend to which, by counts alone: rows look, columns are looked at, in percent."""
@@ -221,8 +220,8 @@ def attend(
         check_whole(heads=number)
     else:
         check_choice(("spectral", "distance"), heads=heads)
-    if out is not None:
-        _check_picture(out)
+    is_page = out is not None and out.suffix.lower() == ".html"
+    check_outputs([out if is_page else None], [None if is_page else out], overwrite=overwrite, reads=[counts])
     from heedful.corpus import AttentionMap, CorpusAttention
 
     attention = CorpusAttention(
@@ -235,7 +234,7 @@ def attend(
     echo(result, as_json)
     _tell_unknown(result.unknown, all(not known for known in result.known))
     if out is not None:
-        if out.suffix.lower() == ".html":
+        if is_page:
             _write_page(out, result, sentence)
         else:
             from heedful._plot import save_picture
@@ -347,17 +346,6 @@ def _check_new(folder: Path | None) -> None:
     place = folder.expanduser()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InvalidArgument(f"{folder} is there already; give a new or empty folder")
-
-
-def _check_picture(out: Path) -> None:
-    if out.suffix.lower() == ".html":
-        from heedful._files import check_place
-
-        check_place(out)
-        return
-    from heedful._plot import check_picture
-
-    check_picture(out)
 
 
 def _write_page(out: Path, result: AttentionMap, sentence: str) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful._files import check_place, write
-from heedful._plot import check_picture, save_picture
+from heedful._files import write
+from heedful._plot import save_picture
 from heedful._progress import bar
 from heedful._text import quantity
-from heedful.cli.arguments import AsJson, echo
+from heedful.cli.arguments import AsJson, Overwrite, check_outputs, echo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,17 +136,14 @@ def discover(
     dot: Annotated[Path | None, typer.Option(help="Write Graphviz source here.")] = None,
     graphml: Annotated[Path | None, typer.Option(help="Write GraphML here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the graph here: .png, .svg, .pdf.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Learns the causal graph behind a covariance matrix or a table of data.
 
     a --> b: a causes b. a <-> b: an unobserved variable causes both. A circle
     o: the data leave this end of the edge undetermined.
     """
-    files = tuple(path for path in (dot, graphml, plot) if path is not None)
-    for path in files:
-        check_place(path)
-    if plot is not None:
-        check_picture(plot)
+    files = check_outputs([dot, graphml], [plot], overwrite=overwrite, reads=[file])
     if samples is None and not data and file.expanduser().is_file():
         raise InvalidArgument(
             "--samples is missing: how many samples the covariance was computed from; give --data if the file holds the samples"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.arguments import AsJson, echo, warnings_in_a_line
+from heedful.cli.arguments import AsJson, Overwrite, check_outputs, echo, warnings_in_a_line
 
 events = typer.Typer(help="Looks into files of events without training.", no_args_is_help=True)
 
@@ -30,16 +30,14 @@ def periods(
     type: Annotated[str, typer.Option(help="Column with the type, where there is one.")] = "type",
     sort: Annotated[bool, typer.Option("--sort", help="Bring events in the order of their times.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the periodogram here.", show_default="not drawn")] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Finds cycles in the times of events and in their types, each with its significance.
 
     Periods are in the unit of the times; of dates, in seconds.
     """
-    if out is not None:
-        from heedful._plot import check_picture
-
-        check_picture(out)
+    check_outputs([], [out], overwrite=overwrite, reads=[file])
     # All that can be checked without torch is checked by now.
     from heedful import events as package
 

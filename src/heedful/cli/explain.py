@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful._files import check_place, write
-from heedful._plot import check_picture, save_picture
+from heedful._files import write
+from heedful._plot import save_picture
 from heedful._progress import bar
 from heedful.bridges.reading import DEMO
-from heedful.cli.arguments import AsJson, Model, Text, TextFile, echo, in_options, with_options
+from heedful.cli.arguments import (
+    AsJson,
+    Model,
+    Overwrite,
+    Text,
+    TextFile,
+    check_outputs,
+    echo,
+    in_options,
+    with_options,
+)
 from heedful.lens.causes.settings import ExplainSettings
 
 if TYPE_CHECKING:
@@ -33,6 +43,7 @@ def explain(
     out: Annotated[Path | None, typer.Option(help="Write a page to look at here.")] = None,
     dot: Annotated[Path | None, typer.Option(help="Write the graph as Graphviz source here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the graph here: .png, .svg, .pdf.")] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
     **settings: Any,
 ) -> None:
@@ -46,11 +57,7 @@ def explain(
     """
     from heedful.cli.look import model_folder, read_text
 
-    files = [path for path in (out, dot, plot) if path is not None]
-    for path in files:
-        check_place(path)
-    if plot is not None:
-        check_picture(plot)
+    files = check_outputs([out, dot], [plot], overwrite=overwrite, reads=[file])
     folder = model_folder(model, "explain")
     ExplainSettings(**settings)
     if explain_windows and (settings["truncate"] or files):

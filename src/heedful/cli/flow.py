@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from heedful._errors import InvalidArgument
-from heedful._files import check_place, write
-from heedful._plot import check_picture, save_picture
+from heedful._files import write
+from heedful._plot import save_picture
 from heedful._progress import bar
 from heedful.bridges.reading import DEMO
-from heedful.cli.arguments import AsJson, Model
+from heedful.cli.arguments import AsJson, Model, Overwrite, check_outputs
 
 QUESTION = {
     "question": "Why did the animal not cross the street?",
@@ -54,6 +54,7 @@ def flow(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write a page to look at here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw shares by layer here: .png, .svg, .pdf.")] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Measures how much attention goes between kinds of tokens.
@@ -65,11 +66,7 @@ def flow(
     """
     from heedful.cli.look import model_folder
 
-    for path in (out, plot):
-        if path is not None:
-            check_place(path)
-    if plot is not None:
-        check_picture(plot)
+    files = check_outputs([out], [plot], overwrite=overwrite, reads=[*(image or ()), messages, *_read_by(groups)])
     if messages is not None and (groups or text is not None or image):
         raise InvalidArgument("--messages holds the whole text; leave --groups, --text and --image out")
     if image and groups:
@@ -126,9 +123,8 @@ def flow(
     typer.echo(str(result))
     if checked is not None:
         typer.echo(f"\n{checked}")
-    for path in (out, plot):
-        if path is not None:
-            typer.echo(f"written to {path}")
+    for path in files:
+        typer.echo(f"written to {path}")
 
 
 def _quoted(groups: Any) -> str:
@@ -153,6 +149,12 @@ def _groups(parts: Sequence[str]) -> dict[str, list[str]]:
             raise InvalidArgument(f"--groups takes NAME=TEXT, as question='Who sat?'; got {part!r}")
         groups.setdefault(name.strip(), []).append(_file(Path(text[1:])) if text.startswith("@") else text)
     return groups
+
+
+def _read_by(groups: Sequence[str] | None) -> list[Path]:
+    """The files that groups name."""
+    texts = [part.partition("=")[2] for part in groups or ()]
+    return [Path(text[1:]) for text in texts if text.startswith("@")]
 
 
 def _messages(file: Path) -> list[Any]:

@@ -9,15 +9,27 @@ from pathlib import Path
 from heedful._errors import InvalidArgument
 
 REPORT = Path("report.html")
+# What stands on every page of this package.
+BRAND = b'<p class="brand">heedful'
 
 
-def check_options(out: Path | None, *, no_report: bool, as_json: bool, open_it: bool) -> Path | None:
+def check_options(
+    out: Path | None,
+    *,
+    no_report: bool,
+    as_json: bool,
+    open_it: bool,
+    overwrite: bool = False,
+    file: Path | None = None,
+) -> Path | None:
     """Where to write the report, checked before any work is done; None for nowhere.
+
+    Where no place was given the last report makes room for this one.
 
     >>> check_options(None, no_report=False, as_json=True, open_it=False) is None
     True
     """
-    from heedful._files import check_place
+    from heedful._files import check_free
 
     if no_report and out is not None:
         raise InvalidArgument(f"--no-report and --out {out} contradict each other; give one of them")
@@ -25,8 +37,12 @@ def check_options(out: Path | None, *, no_report: bool, as_json: bool, open_it: 
     if place is None and open_it:
         raise InvalidArgument("--open needs a report; give --out FILE as well, and no --no-report")
     if place is not None:
-        check_place(place)
+        check_free(place, overwrite or (out is None and _is_report(place)), reads=[file])
     return place
+
+
+def _is_report(file: Path) -> bool:
+    return file.is_file() and BRAND in file.read_bytes()
 
 
 def model_folder(model: str, command: str) -> Path:
