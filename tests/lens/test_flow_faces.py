@@ -42,9 +42,43 @@ def test_groups_are_their_words(bert):
     torch.testing.assert_close(found.per_layer, wanted.per_layer, rtol=0, atol=1e-6)
     kept = flow(weights, modality=[2] + [0] * 4 + [1] * 13 + [2])
     everything = flow(model, groups={**GROUPS}, tokenizer=tokenizer, special="keep")
-    # Marks of the tokenizer are in no group, whatever is kept.
-    assert everything.per_layer == pytest.approx(found.per_layer)
+    # Marks of the tokenizer are a group of their own, where they are kept.
+    assert everything.names == ("question", "context", "special")
+    assert everything.per_layer == pytest.approx(kept.per_layer)
     assert kept.per_layer != pytest.approx(found.per_layer, abs=1e-3)
+
+
+def test_there_are_two_groups_at_least(bert):
+    model, tokenizer = bert
+    for groups in ({"a": "the cat sat"}, [{"a": "the cat"}, {"a": "the dog"}]):
+        with pytest.raises(InvalidArgument, match=r"nothing but 'a'.*give at least two groups"):
+            flow(model, groups=groups, tokenizer=tokenizer)
+    assert flow(model, "the cat sat", groups={"a": "the cat"}, tokenizer=tokenizer).names == ("a", "rest")
+    # A group may be called as the rest is.
+    named = grouped(model, tokenizer, {"rest": "cat", "place": "mat"}, "the cat and the mat")[0]
+    assert named.names == ("rest", "place")
+    assert named.ids[0].tolist() == [-1, 0, 0, 0, 0, 1, -1]
+
+
+def test_options_of_mode_flow_go_with_it_alone(bert):
+    model, tokenizer = bert
+    for given in ({"rho": 0.5}, {"start": "last"}):
+        (name,) = given
+        with pytest.raises(InvalidArgument, match=f"^{name} goes with mode='flow'; give both, or leave {name} out"):
+            flow(model, groups=GROUPS, tokenizer=tokenizer, **given)
+        for mode in ("fraction", "flow"):
+            flow(model, groups=GROUPS, tokenizer=tokenizer, mode=mode, **(given if mode == "flow" else {}))
+
+
+def test_a_layer_that_is_read_off_at_a_token_left_out_has_no_row(bert):
+    model, tokenizer = bert
+    one = flow(model, groups=GROUPS, tokenizer=tokenizer, mode="flow", start="first")
+    last = one.layers[-1].layer
+    assert "nan" not in str(one)
+    assert f"Nothing is shown of layer {last}: " in str(one)
+    whole = flow(model, groups=GROUPS, tokenizer=tokenizer, mode="flow", start="first", special="keep")
+    assert "Nothing is shown" not in str(whole)
+    assert "nan" not in str(whole)
 
 
 def test_words_outside_of_all_groups_are_the_rest(bert):
@@ -292,7 +326,12 @@ def test_groups_of_the_demo(capsys, monkeypatch, tmp_path):
     parts = ("--groups", "question=Who sat?", "--groups", f"passage=@{tmp_path / 'passage.txt'}")
     code, out, err = run(capsys, monkeypatch, "demo", *parts)
     assert code == 0, err
-    assert "Tokens: question 3, passage 7." in out
+    first = ["all-MiniLM-L6-v2 on", "  question: Who sat?", "  passage: The cat sat on the mat."]
+    assert out.splitlines()[:4] == [*first, "Tokens: question 3, passage 7."]
+    _, kept, _ = run(capsys, monkeypatch, "demo", *parts, "--special", "keep")
+    assert kept.splitlines()[3] == "Tokens: question 3, passage 7, special 2."
+    _, example, _ = run(capsys, monkeypatch)
+    assert example.splitlines()[1] == "  question: Why did the animal not cross the street?"
     (tmp_path / "chat.json").write_text(json.dumps([{"role": "user", "content": "Hi."}]))
     code, _, err = run(capsys, monkeypatch, "demo", "--messages", tmp_path / "chat.json")
     assert code == 2

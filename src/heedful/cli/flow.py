@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,12 @@ from heedful._errors import InvalidArgument
 from heedful._files import write
 from heedful._plot import save_picture
 from heedful._progress import bar
+from heedful._text import cut, printable
 from heedful.bridges.reading import DEMO
 from heedful.cli.arguments import AsJson, Model, Overwrite, check_outputs
+
+# Signs of a line, and of a text or a group that is shown.
+WIDE, SHOWN = 98, 120
 
 QUESTION = {
     "question": "Why did the animal not cross the street?",
@@ -44,7 +49,10 @@ def flow(
     ] = "fraction",
     special: Annotated[
         str | None,
-        typer.Option(help="keep or exclude [CLS] and the like.", show_default="exclude for groups, else keep"),
+        typer.Option(
+            help="keep or exclude [CLS] and the like; beside groups they are kept as a group.",
+            show_default="exclude for groups, else keep",
+        ),
     ] = None,
     reduce: Annotated[str, typer.Option(help="macro or micro average over heads and samples.")] = "macro",
     rho: Annotated[float, typer.Option(help="With --mode flow: what stays with each token.")] = 0.0,
@@ -120,11 +128,28 @@ def flow(
         }
         typer.echo(json.dumps(whole | ({"check": checked.to_dict()} if checked else {}), indent=2))
         return
+    if not image:
+        typer.echo(f"{reading.title_of(folder)} on")
+        for line in _listed(chosen, text):
+            typer.echo(line)
     typer.echo(str(result))
     if checked is not None:
         typer.echo(f"\n{checked}")
     for path in files:
         typer.echo(f"written to {path}")
+
+
+def _listed(groups: Any, text: str | None) -> list[str]:
+    """The text and its groups, each from its beginning."""
+    parts = [(one["role"], one["content"]) for one in groups] if isinstance(groups, list) else list(groups.items())
+    named = [(str(name), " ".join([part] if isinstance(part, str) else part)) for name, part in parts]
+    told = [] if text is None else [f'"{cut(" ".join(text.split()), SHOWN)}"']
+    told += [f"{name}: {cut(' '.join(part.split()), SHOWN)}" for name, part in named]
+    return [
+        line
+        for one in told
+        for line in textwrap.wrap(printable(one), WIDE, initial_indent="  ", subsequent_indent="    ")
+    ]
 
 
 def _quoted(groups: Any) -> str:

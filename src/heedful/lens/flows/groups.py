@@ -14,8 +14,8 @@ from heedful._errors import InvalidArgument
 from heedful.bridges.reading import Reading, check_text, inputs_of, limit_of, read_text
 from heedful.bridges.words import Span
 
-# Tokens of the text that are in no group.
-REST = "rest"
+# Tokens of the text that are in no group, and marks of the tokenizer where these are kept.
+REST, SPECIAL = "rest", "special"
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,10 @@ class Groups:
     tokens: tuple[str, ...]
 
 
-def grouped(model: nn.Module, tokenizer: Any, groups: Any, text: Any = None) -> list[Groups]:
+def grouped(model: nn.Module, tokenizer: Any, groups: Any, text: Any = None, special: str = "exclude") -> list[Groups]:
     """Texts with the group of each token, one after the other; they share the names of groups.
+
+    Marks of the tokenizer are left out, or with `special="keep"` a group of their own.
 
     >>> from heedful.bridges.reading import demo_model_path, load
     >>> one = grouped(*load(demo_model_path()), {"question": "Who sat?", "context": "The cat sat."})[0]
@@ -54,19 +56,23 @@ def grouped(model: nn.Module, tokenizer: Any, groups: Any, text: Any = None) -> 
     placed = [_placed(tokenizer, one, own) for one, own in zip(groups if several else [groups], texts, strict=True)]
     names = list(dict.fromkeys(name for _, spans in placed for name, _ in spans))
     readings = [(read, spans) for whole, spans in placed for read in [_read(model, tokenizer, whole)]]
-    found = [_numbers(read, spans, names) for read, spans in readings]
-    rest = any((ids == len(names)).any() for ids in found)
-    names += [REST] if rest else []
+    found = [_names(read, spans, SPECIAL if special == "keep" else None) for read, spans in readings]
+    every = {name for own in found for name in own}
+    names = list(dict.fromkeys((*names, *(name for name in (REST, SPECIAL) if name in every))))
+    if len(names) < 2:
+        raise InvalidArgument(
+            f"groups hold nothing but {names[0]!r}, so that no attention goes between kinds; give at least two groups"
+        )
     return [
         Groups(
             read.text,
             tuple(names),
             inputs_of(model, tokenizer, read.text),
-            ids[None],
+            torch.tensor([[names.index(name) if name is not None else -1 for name in own]]),
             torch.tensor([read.special]),
             read.tokens,
         )
-        for (read, _), ids in zip(readings, found, strict=True)
+        for (read, _), own in zip(readings, found, strict=True)
     ]
 
 
@@ -141,13 +147,10 @@ def _read(model: nn.Module, tokenizer: Any, text: str) -> Reading:
         ) from None
 
 
-def _numbers(read: Reading, spans: Sequence[tuple[str, Span]], names: Sequence[str]) -> Tensor:
-    """The group of each token; -1 for marks of the tokenizer, the number behind the last group for all else."""
-    ids = torch.full((len(read.ids),), len(names))
-    for at, span in enumerate(read.spans):
-        if read.special[at]:
-            ids[at] = -1
-        elif span is not None:
-            inside = [name for name, (start, end) in spans if span[0] < end and start < span[1]]
-            ids[at] = names.index(inside[0]) if inside else len(names)
-    return ids
+def _names(read: Reading, spans: Sequence[tuple[str, Span]], special: str | None) -> list[str | None]:
+    """The group of each token, and what marks of the tokenizer are called; None for one that is left out."""
+    names: list[str | None] = []
+    for mark, span in zip(read.special, read.spans, strict=True):
+        inside = [name for name, (start, end) in spans if span and span[0] < end and start < span[1]]
+        names.append(special if mark else inside[0] if inside else REST)
+    return names

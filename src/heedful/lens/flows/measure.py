@@ -67,7 +67,7 @@ def flow(
         tokenizer: for texts and groups.
         valid: `[B, N]`, False for padding, where neither inputs nor masks say it.
         allowed: for maps, `[N, N]` or `[B, N, N]`, True where a query may see a key; by default the keys that some head gives weight to.
-        special: `"keep"` counts `[CLS]` and the like with their kind; `"exclude"` leaves them out as queries and as keys. Groups exclude them.
+        special: `"keep"` counts `[CLS]` and the like with their kind; `"exclude"` leaves them out as queries and as keys. Groups exclude them, or keep them as a group `special`.
         mode: `"fraction"`; `"norm"` weighs $a_{ij}$ by $|v_j W_O|$, what the key hands over; `"flow"` follows $f^{l-1} = f^l \tilde A^l$ from the
             last layer down, with $\tilde A = (1 - \rho) \bar A + \rho I$, heads averaged.
         reduce: `"macro"`, the mean over heads, then over samples; `"micro"`, the ratio of all sums.
@@ -91,13 +91,16 @@ def flow(
     check_number(least=0, most=1, rho=rho)
     if groups is not None and modality is not None:
         raise InvalidArgument("groups and modality both say of what kind tokens are; give one of them")
+    if mode != "flow" and (rho != 0 or start != "uniform"):
+        given = "rho" if rho != 0 else "start"
+        raise InvalidArgument(f"{given} goes with mode='flow'; give both, or leave {given} out")
     settings = Settings(mode, special or ("keep" if groups is None else "exclude"), rho, start)
     source = bare(source)
     if isinstance(source, nn.Module):
         if allowed is not None:
             raise InvalidArgument("allowed is for maps; a model's masks are known")
         if groups is not None:
-            several = grouped(source, tokenizer, groups, inputs)
+            several = grouped(source, tokenizer, groups, inputs, settings.special)
             parts = [
                 _of_model(source, one.inputs, None, settings, _given(one.ids, one.names, None), None, one.special)
                 for one in several

@@ -312,14 +312,22 @@ class Flow(Result):
         parts = [list(zip(self.direction(*pair), self.direction_chance(*pair), strict=True)) for pair in shown]
         head = "layer  between kinds" + ("        95 %" if sampled else "") + "  chance  lift"
         lines = [head + "".join(f"  {name:>{width}}" for name, width in zip(names, widths, strict=True))]
+        ended = [at for at, one in enumerate(self.layers) if self.mode == "flow" and not one.sums.any()]
         for at, one in enumerate(self.layers):
+            if at in ended:
+                continue
             bound = self.intervals[at]
             cells = f"{one.layer:>5}  {self.per_layer[at]:>13.3f}"
             cells += (f"  {bound[0]:.2f}..{bound[1]:.2f}" if bound else " " * 12) if sampled else ""
             cells += f"  {self.chance[at]:>6.3f}  {_times(self.lift[at], '')[:4]:>4}"
-            pairs = [f"{part[at][0]:.2f} ({part[at][1]:.2f})" for part in parts]
+            pairs = ["-" if math.isnan(part[at][0]) else f"{part[at][0]:.2f} ({part[at][1]:.2f})" for part in parts]
             lines.append(cells + "".join(f"  {pair:>{width}}" for pair, width in zip(pairs, widths, strict=True)))
         lines.append("Of each direction, the share of its queries' attention; in brackets that of even attention.")
+        if ended:
+            several = f"layer {ended[0]}" if len(ended) == 1 else f"layers {ended[0]} to {ended[-1]}"
+            lines.append(
+                f"Nothing is shown of {several}: what is followed down is there a token that is left out, as special ones."
+            )
         if self.mode != "flow":
             lines += ["The heads with most attention to another kind, against even attention:"]
             lines += [f"  {one}" for one in self.heads(5)]
