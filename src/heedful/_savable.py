@@ -20,6 +20,7 @@ from heedful._checks import is_number, is_whole
 from heedful._errors import CorruptModel, HeedfulError, InvalidArgument, Unsupported
 from heedful._files import located, write
 from heedful._tasks import HOMES
+from heedful._text import with_article
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -82,7 +83,9 @@ class Savable:
                 "One of your own must be defined (imported) before it is loaded"
             )
         if not issubclass(home, cls):
-            raise InvalidArgument(f"{folder} holds a {name}, not a {cls.__name__}; call {name}.from_pretrained")
+            raise InvalidArgument(
+                f"{folder} holds {with_article(name)}, not {with_article(cls.__name__)}; call {name}.from_pretrained"
+            )
         with remaking(folder, name):
             return home._remade(entry, tensors)
 

@@ -98,6 +98,6 @@ def _names(file: Path) -> list[str] | None:
         parquet = import_module("pyarrow.parquet")
         return list(parquet.read_schema(file).names)
     except UnicodeDecodeError:
-        raise InvalidArgument(f"{file} is no text, so it cannot be read as {file.suffix}") from None
+        raise InvalidArgument(f"{file} is not text in UTF-8; convert it first") from None
     except (OSError, ValueError, ImportError, csv.Error, zipfile.BadZipFile):
         return None

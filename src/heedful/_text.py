@@ -12,6 +12,15 @@ def quantity(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def with_article(noun: str) -> str:
+    """A noun with its article, by its first letter.
+
+    >>> with_article("InContextClassifier"), with_article("SeriesClassifier")
+    ('an InContextClassifier', 'a SeriesClassifier')
+    """
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
+
+
 def short(count: int) -> str:
     """A large number in words.
 

@@ -314,7 +314,7 @@ def test_events_by_the_columns_that_are_named(run, tmp_path):
     (tmp_path / "noise.csv").write_bytes(b"\xff\xfe\x00\x9c" * 40)
     for arguments, said in (
         (("predict", tmp_path / "model", log, "--at", "+1d"), "numbers of an unknown unit"),
-        (("fit", tmp_path / "noise.csv", "--out", tmp_path / "new", *small), "is no text"),
+        (("fit", tmp_path / "noise.csv", "--out", tmp_path / "new", *small), "is not text in UTF-8; convert it first"),
         (("events", "periods", log), "Name them: --sequence, --time-column, --type"),
     ):
         code, _, err = run(*arguments)
@@ -409,6 +409,40 @@ def test_options_of_two_estimators_do_not_go_together(run, people, tmp_path):
     assert (code, out) == (2, "")
     assert err.startswith("heedful: --variants is no option of DatapointClassifier")
     assert not (tmp_path / "model").exists()
+
+
+def test_what_is_wrong_with_a_file_is_said_of_the_file(run, people, tmp_path):
+    model = tmp_path / "model"
+    assert run("fit", people, "--target", "buys", "--out", model, "--variants", "1")[0] == 0
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "noise.csv").write_bytes(bytes(range(128, 256)))
+    (tmp_path / "head.csv").write_text("age,city,since\n")
+    (tmp_path / "few.csv").write_text("age,since\n30,2020-02-01\n")
+    (tmp_path / "many.csv").write_text("age,city,since,pets\n30,Bern,2020-02-01,2\n")
+    (tmp_path / "waves.ts").write_text("@data\n")
+    new = ("--target", "buys", "--out", tmp_path / "new")
+    for arguments, told in (
+        (("predict", model, tmp_path / "few.csv"), "few.csv has no column city, which the model was fitted on"),
+        (("predict", model, tmp_path / "many.csv"), "many.csv has a column pets, which the model was not fitted on"),
+        (("predict", model, tmp_path / "head.csv"), "head.csv has no rows"),
+        (("fit", tmp_path / "head.csv", *new), "head.csv has no rows"),
+        (("predict", model, tmp_path / "empty.csv"), "empty.csv is empty"),
+        (("fit", tmp_path / "empty.csv", *new), "empty.csv is empty"),
+        (("fit", tmp_path / "noise.csv", *new), "noise.csv is not text in UTF-8; convert it first"),
+        (("fit", tmp_path, *new), f"{tmp_path} is a folder; give a file"),
+        (("fit", "--out", "new", tmp_path), f"{tmp_path} is a folder; give a file"),
+        (("fit", tmp_path / "waves.ts", *new), "--target names a column of a table"),
+        (("impute", model, people), "holds an InContextClassifier"),
+    ):
+        assert told in one_line(run(*arguments)), arguments
+    # The order of columns is not asked for.
+    straight, turned = ("age,city,since", "40,Bern,2020-02-03"), ("since,age,city", "2020-02-03,40,Bern")
+    answers = []
+    for lines in (straight, turned):
+        (tmp_path / "one.csv").write_text("\n".join(lines))
+        answers.append(run("predict", model, tmp_path / "one.csv", "--proba"))
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 0
 
 
 def test_an_array_without_targets_is_said_to_lack_y(run, tmp_path):

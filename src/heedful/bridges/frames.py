@@ -149,6 +149,10 @@ def read_table(file: Path, *, text: bool = False) -> Any:
         return pandas.read_parquet(file)
     except ImportError:
         raise InvalidArgument(f"pandas needs pyarrow to read {file}; pip install pyarrow, or save it as .csv") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{file} is not text in UTF-8; convert it first") from None
+    except pandas.errors.EmptyDataError:
+        raise InvalidArgument(f"{file} is empty; give a table with names of columns and a row for each case") from None
     except (OSError, ValueError, pandas.errors.ParserError) as error:
         raise InvalidArgument(f"{file} cannot be read: {' '.join(str(error).split())}") from None
 

@@ -20,6 +20,8 @@ TaskName = Annotated[
 
 
 def check_file(file: Path) -> None:
+    if file.expanduser().is_dir():
+        raise InvalidArgument(f"{file} is a folder; give a file")
     if not file.expanduser().is_file():
         raise InvalidArgument(f"there is no file {file}")
 
@@ -27,6 +29,8 @@ def check_file(file: Path) -> None:
 def read(kind: Task, file: Path, split: str, target: str | None, every: bool = False) -> Any:
     """What a file holds; of a table whose target has a name that column is y. With `every`, also rows in which it is missing."""
     data = kind.read(file, split)
+    if hasattr(data, "__len__") and not len(data):
+        raise InvalidArgument(f"{file} has no rows; give one case or more")
     return data.labelled_by(target, every=every) if hasattr(data, "labelled_by") else data
 
 
@@ -36,6 +40,8 @@ def labelled(kind: Task, file: Path, split: str, target: str | None = None) -> A
         return data
     if not hasattr(data, "labelled_by") or not hasattr(data.X, "columns"):
         raise InvalidArgument(f"{file} holds no labels; add y, one for each case")
+    if split == "test":
+        raise InvalidArgument(f"{file} has no column {target}, with the answers; add it, or call heedful predict")
     names = ", ".join(map(str, data.X.columns[:8]))
     wrong = "--target is missing" if target is None else f"target={target!r} is no column of {file}"
     others = "; ".join(

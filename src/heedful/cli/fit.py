@@ -122,18 +122,26 @@ def _estimators(args: list[str]) -> tuple[Task, list[type[Any]]]:
     options = dict(pairwise(args)) | dict(word.split("=", 1) for word in args if "=" in word)
     if "--task" not in options and {"--sequence", "--time-column"} & options.keys():
         options["--task"] = "events"  # no other files have columns to be named
-    elif "--task" not in options and "--target" in options:
-        options["--task"] = "tables"
     files = [word for word in args if any(word.endswith(end) for task in TASKS.values() for end in task.endings)]
+    if "--task" not in options and "--target" in options:
+        if files and Path(files[0]).suffix not in TASKS["tables"].endings:
+            raise InvalidArgument(
+                f"--target names a column of a table; {files[0]} is none, its labels stand in it. Leave --target out"
+            )
+        options.setdefault("--task", "tables")
     if {"--help", "-h"} & set(args):
         there = [Path(word) for word in files if Path(word).expanduser().is_file()]
         kind = TASKS.get(options.get("--task", "")) or (task_of(there[0]) if there else next(iter(TASKS.values())))
     else:
         # What can be known before the estimator, and torch with it, is imported.
+        alone = [word for before, word in pairwise(["", *args]) if not (before.startswith("-") or word.startswith("-"))]
         others = [word for word in args if Path(word).suffix and not word.startswith("-")]
-        kind = task_of(Path((files or others or ["FILE"])[0]), options.get("--task"))
+        first = Path((files or alone or others or ["FILE"])[0])
+        if first.expanduser().is_dir():
+            check_file(first)
+        kind = task_of(first, options.get("--task"))
         if files and not any(Path(word).expanduser().is_file() for word in files):
-            check_file(Path(files[0]))
+            check_file(first)
         if "--out" not in options:
             raise InvalidArgument("--out is missing; name the model's folder")
     name = options.get("--estimator")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from heedful._errors import CorruptModel, InvalidArgument
 from heedful._files import located, write
 from heedful._tasks import TASKS, task_of
-from heedful._text import quantity
+from heedful._text import quantity, with_article
 from heedful.cli.arguments import AsJson, Overwrite, check_outputs, echo, warnings_in_a_line
 from heedful.cli.cases import TaskName, check_file, labelled, read
 
@@ -50,10 +51,10 @@ def predict(
     check_outputs([out], overwrite=overwrite, reads=[file])
     model, kind = _opened(folder, file, task, device)
     if proba and not hasattr(model, "predict_proba"):
-        raise InvalidArgument(f"--proba is for classifiers; {folder} holds a {type(model).__name__}")
+        raise InvalidArgument(f"--proba is for classifiers; {folder} holds {with_article(type(model).__name__)}")
     if at is not None and not hasattr(model, "times_at"):
-        raise InvalidArgument(f"--at is for events; {folder} holds a {type(model).__name__}")
-    data = read(kind, file, "test", getattr(model, "target", None), every=True)
+        raise InvalidArgument(f"--at is for events; {folder} holds {with_article(type(model).__name__)}")
+    data = _like(model, read(kind, file, "test", getattr(model, "target", None), every=True), file)
     with warnings_in_a_line():
         given = {} if at is None else {"at": model.times_at(data.X, at)}
         shares: Any = model.predict_proba(data.X, **given) if hasattr(model, "classes_") else None
@@ -94,12 +95,12 @@ def impute(
     model, kind = _opened(folder, file, None, device)
     if not hasattr(model, "impute"):
         raise InvalidArgument(
-            f"{folder} holds a {type(model).__name__}, which fills no cells; DatapointClassifier and DatapointRegressor do"
+            f"{folder} holds {with_article(type(model).__name__)}, which fills no cells; DatapointClassifier and DatapointRegressor do"
         )
     if file.suffix == ".npz":
         raise InvalidArgument(f"{file} is no .csv or .parquet; impute writes a table with the names of its columns")
     with warnings_in_a_line():
-        filled = model.impute(kind.read(file, "test").X)
+        filled = model.impute(_like(model, read(kind, file, "test", None), file).X)
     from heedful.bridges.frames import read_table
 
     # Cells that were there are written as they were.
@@ -142,7 +143,7 @@ def score(
     unknown and then with its time known.
     """
     model, kind = _opened(folder, file, task, device)
-    data = labelled(kind, file, "test", getattr(model, "target", None))
+    data = _like(model, labelled(kind, file, "test", getattr(model, "target", None)), file)
     if not kind.labelled:
         with warnings_in_a_line():
             results = model.evaluations(data.X)
@@ -174,8 +175,29 @@ def _opened(folder: Path, file: Path, task: str | None, device: str) -> tuple[An
     if kind is None:
         kind = next((one for one in TASKS.values() if name in one.estimators and file.suffix in one.endings), None)
     if kind is None or name not in kind.estimators:
-        raise InvalidArgument(f"{folder} holds a {name}, which does not read {file.suffix} files")
+        raise InvalidArgument(f"{folder} holds {with_article(name)}, which does not read {file.suffix} files")
     return model.set_params(device=device), kind
+
+
+def _like(model: Any, data: Any, file: Path) -> Any:
+    """The data, of a table with the columns that the model was fitted on, in their order."""
+    if not hasattr(data, "labelled_by") or not hasattr(data.X, "columns") or not hasattr(model, "feature_names_in_"):
+        return data
+    known, there = list(model.feature_names_in_), list(data.X.columns)
+    missing = [name for name in known if name not in there]
+    others = [name for name in there if name not in known]
+    strange = [name for name in others if name != getattr(model, "target", None)]
+    if missing:
+        raise InvalidArgument(f"{file} has no {_columns(missing)}, which the model was fitted on; add that")
+    if strange:
+        raise InvalidArgument(
+            f"{file} has {_columns(strange, 'a ')}, which the model was not fitted on; leave that out"
+        )
+    return replace(data, X=data.X[[*known, *others]])
+
+
+def _columns(names: list[Any], article: str = "") -> str:
+    return f"{article}column {names[0]}" if len(names) == 1 else f"columns {_brief(names)}"
 
 
 def _quality(model: Any, data: Any, answers: Any = None) -> float:
