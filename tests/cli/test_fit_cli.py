@@ -207,6 +207,25 @@ def test_help_is_there(run):
         assert max(map(len, out.splitlines())) <= 80
 
 
+def test_help_lists_the_options_of_what_is_named(run, people):
+    assert "heedful fit FILE --help" in run("fit", "--help")[1]
+    for words, option, other in (
+        (("--task", "tables"), "--variants", "--max-len"),
+        ((people,), "--variants", "--max-len"),
+        (("--estimator", "DatapointRegressor"), "--p-feature", "--max-len"),
+        (("--estimator", "NextEvent"), "--rotate-values", "--p-feature"),
+        ((people, "--estimator", "DatapointRegressor"), "--p-feature", "--variants"),
+    ):
+        code, out, _ = run("fit", *words, "--help")
+        assert (code, f"{option} " in out, f"{other} " in out) == (0, True, False), words
+    for words, told in (
+        (("--estimator", "Magic"), "--estimator must be one of SeriesClassifier, "),
+        ((people, "--estimator", "Magic"), "--estimator must be one of DatapointClassifier, "),
+        (("--task", "poems"), "--task must be one of series"),
+    ):
+        assert told in one_line(run("fit", *words, "--help"))
+
+
 @pytest.mark.data
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"there is no {SHARED}; it runs where that folder lies")
 def test_series_of_the_shared_folder(run, tmp_path):
@@ -424,6 +443,7 @@ def test_what_is_wrong_with_a_file_is_said_of_the_file(run, people, tmp_path):
     for arguments, told in (
         (("predict", model, tmp_path / "few.csv"), "few.csv has no column city, which the model was fitted on"),
         (("predict", model, tmp_path / "many.csv"), "many.csv has a column pets, which the model was not fitted on"),
+        (("score", model, tmp_path / "many.csv"), "many.csv has no column buys, with the answers"),
         (("predict", model, tmp_path / "head.csv"), "head.csv has no rows"),
         (("fit", tmp_path / "head.csv", *new), "head.csv has no rows"),
         (("predict", model, tmp_path / "empty.csv"), "empty.csv is empty"),

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from heedful._errors import InvalidArgument
 from heedful._files import check_replaced
-from heedful._tasks import TASKS, task_of
+from heedful._tasks import HOMES, TASKS, task_of
 from heedful._text import quantity
 from heedful.cli.arguments import AsJson, echo
 from heedful.cli.cases import TaskName, check_file, labelled
@@ -71,10 +71,13 @@ def fit(
 ) -> None:
     """Trains a model on the data of a file and saves it to a folder.
 
+    Options depend on the data: `heedful fit FILE --help` or `heedful fit --task
+    tables --help` lists them.
+
     If it is killed, the same command continues where it stopped; at most one
-    epoch is lost. For a table of up to 1,000 rows nothing is trained: the rows are
-    kept, and a network of this package answers by looking at them. --estimator
-    DatapointClassifier or DatapointRegressor trains on them.
+    epoch is lost. For a table of up to 1,000 rows nothing is trained: the rows
+    are kept, and a network of this package answers by looking at them.
+    --estimator DatapointClassifier or DatapointRegressor trains on them.
     """
     kind: Task = ctx.meta["heedful.task"]
     check_file(file)
@@ -131,7 +134,15 @@ def _estimators(args: list[str]) -> tuple[Task, list[type[Any]]]:
         options.setdefault("--task", "tables")
     if {"--help", "-h"} & set(args):
         there = [Path(word) for word in files if Path(word).expanduser().is_file()]
-        kind = TASKS.get(options.get("--task", "")) or (task_of(there[0]) if there else next(iter(TASKS.values())))
+        task, named = options.get("--task"), options.get("--estimator")
+        if named is not None and task is None and not there:
+            task = next((one.name for one in TASKS.values() if named in one.estimators), None)
+            if task is None:
+                raise InvalidArgument(f"estimator must be one of {', '.join(HOMES)}; got {named!r}")
+        first = next(iter(TASKS.values()))
+        kind = task_of(there[0] if there else Path("FILE"), task) if task or there else first
+        if named is not None:
+            kind.estimator(named)
     else:
         # What can be known before the estimator, and torch with it, is imported.
         alone = [word for before, word in pairwise(["", *args]) if not (before.startswith("-") or word.startswith("-"))]
