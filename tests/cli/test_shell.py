@@ -58,8 +58,11 @@ def check_line(outcome, command):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("plan",), "give one of --params, --flops, --memory, --layers, --width"),
-        (("plan", "1.3B", "--flops", "1e20"), "got --params, --flops"),
+        (("plan",), "give one of BUDGET, --flops, --memory, --layers, --width; got none"),
+        (("plan", "abc"), "BUDGET must be a positive number"),
+        (("plan", "--params", "abc"), "--params must be a positive number"),
+        (("plan", "--memory", "80"), "80 bytes hold 5 parameters in training; did you mean 80GB?"),
+        (("plan", "1.3B", "--flops", "1e20"), "got BUDGET, --flops"),
         (("plan", "1.3B", "--seq-len", "0"), "--seq-len must be"),
         (("plan", "1.3B", "--head-multiple-of", "7"), "--head-multiple-of must be even"),
         (("seprank", "--depth", "2", "--width", "2", "--tokens", "3"), "--tokens must be even"),
@@ -88,7 +91,8 @@ def test_errors_name_options(run, arguments, named):
         (("look", "demo", "A text.", "--max-tokens", "0"), "--max-tokens must be"),
         (("look", "demo", "A text.", "--max-tokens", "1"), "needs more than --max-tokens 1"),
         (("explain", "demo", "A text.", "--max-calls", "0"), "--max-calls must be"),
-        (("explain", "demo", "A text.", "--samples", "0"), "--samples must be"),
+        (("explain", "demo", "A text.", "--samples", "0"), "--samples must be hidden_size, head_dim or a number"),
+        (("explain", "demo", "A text.", "--layer", "99"), "--layer must be from -6 to 5"),
     ],
 )
 def test_errors_of_models_name_options(run, arguments, named):

@@ -61,7 +61,7 @@ def with_options(settings: type[Any]) -> Callable[[Callable[..., None]], Callabl
                 *filter(None, [more.get("name")]), help=more["help"], show_default=more.get("shown", True)
             )
             kind = str if "read" in more else bool if isinstance(each.default, bool) else types[name]
-            default = str(each.default).replace("_", "-") if "read" in more else each.default
+            default = str(each.default) if "read" in more else each.default
             kept.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]))
 
         @wraps(command)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,7 @@ from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
 from heedful._files import write
 from heedful._text import quantity
-from heedful.cli.arguments import AsJson, echo, spellings
+from heedful.cli.arguments import AsJson, echo, in_options, spellings
 
 if TYPE_CHECKING:
     from heedful.lens.depth import Projection
@@ -45,7 +47,8 @@ def plan(
     hf: Annotated[str | None, typer.Option(help="Print config.json of a kind: gpt2, llama, mistral, ...")] = None,
     out: Annotated[Path | None, typer.Option(help="With --hf: the folder to write config.json to.")] = None,
     model: Annotated[
-        str | None, typer.Option("--audit", metavar="MODEL", help="Judge a folder, config.json, 48x1600 or gpt2-xl.")
+        str | None,
+        typer.Option("--audit", metavar="MODEL", help="Judge demo, a folder, config.json, 48x1600 or gpt2-xl."),
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the published projections, recomputed.")] = False,
     as_json: AsJson = False,
@@ -68,24 +71,25 @@ def plan(
         return
     if out is not None and hf is None:
         raise InvalidArgument("--out writes a config.json; say which kind with --hf, as in --hf llama")
-    best = depth.plan(
-        params if budget is None else budget,
-        flops=flops,
-        memory=memory,
-        layers=layers,
-        width=width,
-        vocab=vocab,
-        # What is written as a Llama is gated; a plan for it is to be one.
-        gated=gated or (hf is not None and is_gated(hf)),
-        kv_ratio=kv_ratio,
-        head_dim=head_dim,
-        head_multiple_of=head_multiple_of,
-        multiple_of=multiple_of,
-        seq_len=seq_len,
-        include_embeddings=include_embeddings,
-        max_depth=max_depth,
-        law=law,
-    )
+    with _named_as_given(context, budget is not None or params is None):
+        best = depth.plan(
+            params if budget is None else budget,
+            flops=flops,
+            memory=memory,
+            layers=layers,
+            width=width,
+            vocab=vocab,
+            # What is written as a Llama is gated; a plan for it is to be one.
+            gated=gated or (hf is not None and is_gated(hf)),
+            kv_ratio=kv_ratio,
+            head_dim=head_dim,
+            head_multiple_of=head_multiple_of,
+            multiple_of=multiple_of,
+            seq_len=seq_len,
+            include_embeddings=include_embeddings,
+            max_depth=max_depth,
+            law=law,
+        )
     if hf is not None:
         config = json.dumps(best.to_config(hf), indent=2)
         if out is None:
@@ -95,6 +99,16 @@ def plan(
     echo(best, as_json)
     if hf is not None and out is not None and not as_json:
         typer.echo(f"wrote {out.expanduser() / 'config.json'}")
+
+
+@contextmanager
+def _named_as_given(context: typer.Context, by_place: bool) -> Iterator[None]:
+    """Errors of the library in the shell's words: what has an argument and an option is called as it was given."""
+    try:
+        yield
+    except InvalidArgument as error:
+        spelled = spellings(context.command) | ({"params": "BUDGET"} if by_place else {})
+        raise InvalidArgument(in_options(str(error), spelled)) from None
 
 
 def seprank(

@@ -100,7 +100,8 @@ class Recorder:
             wanted = {at + self._count if at < 0 else at for at in self._layers}
             if not wanted <= set(range(self._count)):
                 raise InvalidArgument(
-                    f"the model made {self._count} calls of attention; got layers={list(self._layers)}"
+                    f"{'layer' if len(self._layers) == 1 else 'layers'} must be from -{self._count} to {self._count - 1}, for the model made {self._count} calls of attention; "
+                    f"got layers={list(self._layers)}"
                 )
             for index in [*self._records]:
                 if index not in wanted:

@@ -36,7 +36,7 @@ class ExplainSettings:
     heads: str | int | Sequence[int] = option("all", "all, or numbers: 0,3.", read=_read_heads)
     alpha: float = option(0.01, "Words with a larger p-value are independent.")
     n_samples: str | int = option(
-        "hidden_size", "N of the tests: hidden-size, head-dim or a number.", name="--samples", read=_read_samples
+        "hidden_size", "N of the tests: hidden_size, head_dim or a number.", name="--samples", read=_read_samples
     )
     covariance: str = option("attention", "attention, centered, value or output.")
     learner: str = option("auto", "auto, icd, fci or pc.")

@@ -13,6 +13,7 @@ from heedful._plot import Axes
 from heedful._result import Result
 from heedful._text import quantity
 from heedful.bridges import configs
+from heedful.bridges.reading import DEMO, demo_model_path, title_of
 from heedful.lens.depth.known import CONFIGS, PARAMS, peers
 from heedful.lens.depth.law import LAWS, Law, find_law
 from heedful.lens.depth.plans import folded, notes
@@ -150,7 +151,7 @@ def audit(
     installed, they are estimated from the sizes and not `exact`. Nothing is downloaded.
 
     Args:
-        model: a Hugging Face config, model or folder, a config.json, a dict, "48x1600", or a name from `known.CONFIGS`.
+        model: a Hugging Face config, model or folder, a config.json, a dict, "48x1600", `demo`, or a name from `known.CONFIGS`.
         vocab_rank: the rank of the embedding, where it was measured (Wies et al. 2021).
         law: as in `plan`.
 
@@ -202,6 +203,8 @@ def _remarks(shape: Shape) -> tuple[str, ...]:
 def _shape(model: Any) -> tuple[str, Shape, dict[str, Any]]:
     if isinstance(model, Shape):
         return f"{model.layers}x{model.width}", model, {}
+    if model == DEMO:
+        model = demo_model_path()
     if isinstance(model, str):
         sizes = re.fullmatch(r"(\d+)\s*[xX×*]\s*(\d+)", model.strip())  # noqa: RUF001
         if sizes:
@@ -221,7 +224,7 @@ def _shape(model: Any) -> tuple[str, Shape, dict[str, Any]]:
                 f"Known are {', '.join(CONFIGS)}"
             )
     config = configs.read(model)
-    name = Path(model).name if isinstance(model, str | Path) else config.get("model_type")
+    name = title_of(Path(model)) if isinstance(model, str | Path) else config.get("model_type")
     name = name if isinstance(name, str) and name else type(model).__name__
     shape = Shape(**configs.sizes(_as_built(model, config) if _is_module(model) else config))
     return f"{name} {shape.part}".strip(), shape, config

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 
 from heedful._checks import check_whole
 from heedful._errors import InvalidArgument
+from heedful._text import quantity
 from heedful.lens.depth.law import Law, find_law
 from heedful.lens.depth.plans import Choice, Plan
 from heedful.lens.depth.shape import LARGEST, Shape, parse_count
 
 # Weights, gradients and Adam's moments in mixed precision.
 BYTES_PER_PARAM = 16
+# Fewer bytes are no memory, but a number without its unit.
+LEAST_MEMORY = 10_000
 
 # Past the embedding's rank width is cut to this much above it, and the depth-to-width ratio grows tenfold at most:
 # Wies et al. 2021 put the best ratio for a vocabulary of 256 at about ten times that of text.
@@ -263,7 +266,12 @@ def _budget(params: str | float | None, flops: str | float | None, memory: str |
     if flops is not None:
         return math.sqrt(parse_count(flops, "flops") / 120)
     assert memory is not None
-    return parse_count(memory, "memory") / BYTES_PER_PARAM
+    size = parse_count(memory, "memory")
+    if size < LEAST_MEMORY:
+        raise InvalidArgument(
+            f"{size:,.0f} bytes hold {quantity(int(size // BYTES_PER_PARAM), 'parameter')} in training; did you mean {size:g}GB?"
+        )
+    return size / BYTES_PER_PARAM
 
 
 def _heads(d: int, kv_ratio: int, multiple: int) -> int:
