@@ -133,19 +133,10 @@ def _estimators(args: list[str]) -> tuple[Task, list[type[Any]]]:
             )
         options.setdefault("--task", "tables")
     if {"--help", "-h"} & set(args):
-        there = [Path(word) for word in files if Path(word).expanduser().is_file()]
-        task, named = options.get("--task"), options.get("--estimator")
-        if named is not None and task is None and not there:
-            task = next((one.name for one in TASKS.values() if named in one.estimators), None)
-            if task is None:
-                raise InvalidArgument(f"estimator must be one of {', '.join(HOMES)}; got {named!r}")
-        first = next(iter(TASKS.values()))
-        kind = task_of(there[0] if there else Path("FILE"), task) if task or there else first
-        if named is not None:
-            kind.estimator(named)
+        kind = _explained([Path(word) for word in files if Path(word).expanduser().is_file()], options)
     else:
         # What can be known before the estimator, and torch with it, is imported.
-        alone = [word for before, word in pairwise(["", *args]) if not (before.startswith("-") or word.startswith("-"))]
+        alone = [word for before, word in pairwise(["", *args]) if not (before[:1] == "-" or word[:1] == "-")]
         others = [word for word in args if Path(word).suffix and not word.startswith("-")]
         first = Path((files or alone or others or ["FILE"])[0])
         if first.expanduser().is_dir():
@@ -158,6 +149,19 @@ def _estimators(args: list[str]) -> tuple[Task, list[type[Any]]]:
     name = options.get("--estimator")
     names = (name,) if name in kind.estimators else kind.offers or kind.estimators[:1]
     return kind, [kind.estimator(each) for each in names]
+
+
+def _explained(files: list[Path], options: dict[str, str]) -> Task:
+    """The task whose options the help lists: of the file, of --task or of --estimator; the first where none is named."""
+    task, estimator = options.get("--task"), options.get("--estimator")
+    if estimator is not None and task is None and not files:
+        task = next((one.name for one in TASKS.values() if estimator in one.estimators), None)
+        if task is None:
+            raise InvalidArgument(f"estimator must be one of {', '.join(HOMES)}; got {estimator!r}")
+    kind = task_of((files or [Path("FILE")])[0], task) if task or files else next(iter(TASKS.values()))
+    if estimator is not None:
+        kind.estimator(estimator)
+    return kind
 
 
 def _asking(estimator: type[Any]) -> typer.Typer:
