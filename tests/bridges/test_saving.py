@@ -126,7 +126,7 @@ def test_a_base_class_loads_any_of_its_kind(tmp_path):
 
     Attention(12, 3).save_pretrained(tmp_path)
     assert isinstance(Module.from_pretrained(tmp_path), Attention)
-    with pytest.raises(InvalidArgument, match=r"holds a Attention, not a Block; call Attention.from_pretrained"):
+    with pytest.raises(InvalidArgument, match=r"holds an Attention, not a Block; call Attention.from_pretrained"):
         Block.from_pretrained(tmp_path)
 
 

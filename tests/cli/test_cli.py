@@ -288,6 +288,8 @@ def test_look_at_the_demo_model_without_network(run, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     code, out, err = run("look")
     assert (code, err) == (0, "")
+    assert "heads have a role that a test can name (a head may have several): " in " ".join(out.split())
+    assert "BertModel reads tokens of one kind" in out
     assert "BertModel: 6 layers of 12 heads, 22.7 million parameters" in out
     assert "[CLS] the animal did not cross the street because it was too tired . [SEP]" in out
     # The head that reads the word before, known of this model.

@@ -223,7 +223,7 @@ def test_explain_prints_set_graph_and_baselines(tmp_path):
         "Masking any one of cat, sat or tired changes the embedding of the text beyond"
     )
     assert any(line.startswith("Smallest sets (all 7 single words") for line in lines)
-    assert "Never removed: . (punctuation)." in lines
+    assert "Never removed: punctuation (once)." in lines
     for name in ("causal (this)", "attention", "smart attention", "leave-one-out", "random"):
         assert sum(line.startswith(name) for line in lines) == 1
     assert out.read_text("utf-8").startswith("<!doctype html>")

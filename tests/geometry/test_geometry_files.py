@@ -98,7 +98,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
     np.savez(tmp_path / "other.npz", points=X)
     for name, message in (
         ("none.npz", "there is no file"),
-        ("empty.csv", "cannot be read: No columns"),
+        ("empty.csv", "empty.csv is empty; give a table"),
         ("plain.csv", "has no column 'case', which says of which case a point is; it has x, y"),
         ("gap.csv", "has rows without target, as that of case"),
         ("nobody.csv", "has rows without a case"),
@@ -133,7 +133,7 @@ def test_the_command_line_reads_sets(run, tmp_path):
     assert json.loads(out)["r2"] == pytest.approx(model.score(X, ENERGY))
     assert "--proba is for classifiers" in run("predict", tmp_path / "energy", tmp_path / "ions.npz", "--proba")[2]
     code, _, err = run("predict", tmp_path / "energy", tmp_path / "ions.npz", "--task", "series")
-    assert (code, "holds a EquivariantRegressor, which does not read .npz" in err) == (2, True)
+    assert (code, "holds an EquivariantRegressor, which does not read .npz" in err) == (2, True)
 
 
 def test_the_command_line_writes_a_row_for_each_point(run, tmp_path):

@@ -452,6 +452,7 @@ def test_windows_cover_a_long_text_once():
     assert len(every) == 3
     # No word is torn.
     assert {name.split(" (")[0] for one in every for name in one.names} <= {"[CLS]", *text.replace(",", "").split()}
+    assert any(f"can read; {every[2].part}." in line for line in every[2].trust)
     (alone,) = explainer.explain_windows("the cat sat")
     assert alone.part == ""
     with pytest.raises(InvalidArgument, match=r"windows are for classifiers and encoders.*which keeps the end$"):

@@ -18,7 +18,7 @@ from heedful.lens import flow, look, observe
 from heedful.lens.flows import causal_check, received
 from heedful.lens.flows.causal import zeroed
 from heedful.lens.flows.groups import grouped
-from heedful.lens.flows.section import html_of, over_picture
+from heedful.lens.flows.section import headline, html_of, over_picture
 from pages import Tree
 
 QUESTION, CONTEXT = "is the cat big", "the small red dog sat on the mat and the big cat ran"
@@ -55,6 +55,7 @@ def test_there_are_two_groups_at_least(bert):
             flow(model, groups=groups, tokenizer=tokenizer)
     assert flow(model, "the cat sat", groups={"a": "the cat"}, tokenizer=tokenizer).names == ("a", "rest")
     # A group may be called as the rest is.
+    assert headline(flow(model, groups=GROUPS, tokenizer=tokenizer)).startswith("Layer ")
     named = grouped(model, tokenizer, {"rest": "cat", "place": "mat"}, "the cat and the mat")[0]
     assert named.names == ("rest", "place")
     assert named.ids[0].tolist() == [-1, 0, 0, 0, 0, 1, -1]

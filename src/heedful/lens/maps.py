@@ -109,7 +109,8 @@ def findings(summary: AttentionSummary) -> tuple[Finding, ...]:
         others = [f"{name} ({number})" for name, number in counts.most_common() if name not in SINKS]
         parts = [f"{', '.join(others)}"] if others else []
         parts += [f"resting on the first or special tokens ({resting})"] if resting else []
-        text = f"{summary.named} of {len(heads)} heads have a role that a test can name: {'; '.join(parts)}."
+        several = " (a head may have several)" if counts.total() > summary.named else ""
+        text = f"{summary.named} of {len(heads)} heads have a role that a test can name{several}: {'; '.join(parts)}."
     else:
         text = f"None of the {len(heads)} heads has a role that a test can name."
     sentences.append(Finding(text, CAVEAT, "attention"))

@@ -209,7 +209,7 @@ def _trust(result: Explanation, outcome: Found, alone: bool) -> tuple[str, ...]:
             f"{'' if result.only_ending else ', and are listed apart'}."
         )
     if result.part:
-        doubts.append(f"The text is longer than the model can read: {result.part}.")
+        doubts.append(f"The text is longer than the model can read; {result.part}.")
     if settings["candidates"] < settings["words"]:
         doubts.append(
             f"Only {settings['candidates']} of {settings['words']} words took part, here and in the baselines: the most attended, and "

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from heedful._errors import InvalidArgument, Unsupported
 from heedful._text import printable, quantity
 from heedful.bridges import answers, reading
-from heedful.lens.causes.questions import PUNCTUATION
 from heedful.lens.causes.telling import (
     ENDING,
     after,
@@ -18,6 +17,7 @@ from heedful.lens.causes.telling import (
     effect_of,
     headline,
     methods,
+    never_removed,
     shown,
 )
 from heedful.report import Block, Columns, Finding, Graph, Mark, Note, Prose, Section, Table
@@ -193,8 +193,7 @@ def _scores(result: Explanation) -> Table:
 
 def _never(result: Explanation) -> Iterator[Note]:
     for reason, words in by_reason(result).items():
-        joined = (" " if reason == PUNCTUATION else ", ").join(words)
-        yield Note(f"Never removed: {joined} ({reason}).", shown="page")
+        yield Note(never_removed(reason, words), shown="page")
 
 
 def _graph(result: Explanation, title: str) -> Graph:

@@ -166,9 +166,7 @@ def lines(result: Explanation, width: int = 100, spell: Callable[[str], str] = s
             text += wrapped(f"{ENDING}:") + _rows(result, result.ending, width)
     text += _score_lines(result, width)
     for reason, words in by_reason(result).items():
-        some = (" " if reason == PUNCTUATION else ", ").join(words[:REASONS])
-        some += f" and {len(words) - REASONS} more" if len(words) > REASONS else ""
-        text += wrapped(f"Never removed: {some} ({spell(reason)}).")
+        text += wrapped(never_removed(spell(reason), words, REASONS))
     pag, where = result.pag, f"layer {result.layer}" + (f", head {result.head}" if result.head is not None else "")
     text += wrapped(
         f"Graph of {where}: {quantity(pag.n, 'node')}, {quantity(len(pag.edges()), 'edge')}, "
@@ -221,6 +219,19 @@ def by_reason(result: Explanation) -> dict[str, list[str]]:
     for word, reason in result.left_out:
         groups.setdefault(reason, []).append(word)
     return groups
+
+
+def never_removed(reason: str, words: list[str], most: int | None = None) -> str:
+    """What was never removed and why, so many words at most; of punctuation how often there is some.
+
+    >>> never_removed("punctuation", [".", ","])
+    'Never removed: punctuation (2 times).'
+    """
+    if reason == PUNCTUATION:
+        return f"Never removed: punctuation ({'once' if len(words) == 1 else f'{len(words)} times'})."
+    shown = words[:most]
+    more = f" and {len(words) - len(shown)} more" if len(words) > len(shown) else ""
+    return f"Never removed: {', '.join(shown)}{more} ({reason})."
 
 
 def methods(result: Explanation) -> Iterable[tuple[str, str, str, int, str]]:

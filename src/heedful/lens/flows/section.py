@@ -48,7 +48,7 @@ def section(subject: Subject) -> Section:
             raise
         hint = "; heedful flow MODEL --groups question=... --groups context=... compares groups of words"
         raise Unsupported(
-            f"{type(subject.model).__name__} read tokens of one kind{hint if subject.text else ''}"
+            f"{type(subject.model).__name__} reads tokens of one kind{hint if subject.text else ''}"
         ) from None
     over = over_picture(result, subject.model, subject.inputs)
     data = result.to_dict() | {"heads": [one.to_dict() for one in (result.heads() if result.layers else ())]}
@@ -73,7 +73,7 @@ def headline(result: Flow) -> str:
     most, least = max(lifts), min(lifts)
     own = result.per_layer[most[1]]
     return (
-        f"Between {kinds} goes most attention in layer {most[1]}: {own:.0%} of it, {most[0]:.1f} times what even attention would give; least in layer "
+        f"Layer {most[1]} sends most attention between {kinds}: {own:.0%} of its attention, {most[0]:.1f} times what even attention would give; least in layer "
         f"{least[1]} ({least[0]:.1f} times)."
     )
 
