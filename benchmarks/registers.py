@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.ops.fused import launch
+from heedful.ops.fused import launch, serving
 from heedful.ops.fused._device import Chip
 
 EXP = {"activation": "exp", "distance": True}
@@ -139,9 +139,9 @@ def main(given: list[str] | None = None) -> int:
     asked = parser.parse_args(given)
     import triton
 
-    if not triton.__version__.startswith(launch.HOPPER) or launch.INTERPRETED:
+    if not triton.__version__.startswith(serving.HOPPER) or launch.INTERPRETED:
         parser.error(
-            f"the kernels for Hopper are made for Triton {', '.join(launch.HOPPER)}*, compiled; this is {triton.__version__}"
+            f"the kernels for Hopper are made for Triton {', '.join(serving.HOPPER)}*, compiled; this is {triton.__version__}"
             + (" in its interpreter: unset TRITON_INTERPRET" if launch.INTERPRETED else "")
         )
     from heedful.ops.fused import hopper, hopper_backward

@@ -234,13 +234,13 @@ def attend(
     if impl == "auto" and not dropout_p and not (WATCHERS and _is_watched()):
         told = plain.signature(query, key, value, attn_mask, is_causal, scale, enable_gqa, kernel)
         known = None if told is None else plain.KNOWN.get(told)
-        if known is not None and told is not None:
-            out = plain.run(known, told, query, key, value, attn_mask, is_causal, scale, kernel)
+        if known is not None:
+            out = plain.run(known, query, key, value, attn_mask, is_causal, scale, kernel)
             if out is not None:
                 return out
     call = _request(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
     if told is not None and told not in plain.KNOWN and 0 not in call.shape:
-        plain.learn(told, call, _choose(sequence.of_pairs(call), impl)[0])
+        plain.learn(told, (query, key, value), call, _choose(sequence.of_pairs(call), impl)[0])
     groups, parts = zip(*heads.split(call), strict=True)
     out = heads.join(groups, [_combined(part, impl) for part in parts])
     for watcher in WATCHERS:

@@ -16,17 +16,20 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import triton
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import heedful
 from heedful import Gaussian, InvalidArgument, ReluSquared, Sigmoid, Softmax, _attend, _runtime, attend, masks
 from heedful.ops import fused, plain
-from heedful.ops.fused import _backward, _blocks, _forward, launch, listing, prepared
+from heedful.ops.fused import _backward, _blocks, _forward, listing, prepared
 from heedful.ops.fused._blocks import Terms
 from interpreted import needs_interpreter
 
 pytestmark = needs_interpreter
 B, H, Q, K, D = 2, 3, 37, 41, 8
+CHOOSE = _attend._choose
 
 
 class Compiled:
@@ -95,8 +98,7 @@ def anew(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    choose = _attend._choose
-    monkeypatch.setattr(_attend, "_choose", lambda request, impl: choose(request, "triton" if impl == "auto" else impl))
+    monkeypatch.setattr(_attend, "_choose", lambda request, impl: CHOOSE(request, "triton" if impl == "auto" else impl))
     for home, name in (
         (_forward, "forward"),
         (_backward, "backward_rows"),
@@ -131,7 +133,8 @@ def outcome(vectors, mask, **how):
 def assert_right(vectors, found, mask, bound=2e-5, **how):
     exact = [x.detach().double().requires_grad_() for x in vectors]
     for one, other in zip(found, outcome(exact, mask, impl="reference", **how), strict=True):
-        assert float((one.double() - other).norm()) <= bound * float(other.norm())
+        # A row of one key has no gradient to be near to.
+        assert float((one.double() - other).norm()) <= bound * max(1.0, float(other.norm()))
 
 
 def lengths():
@@ -219,8 +222,8 @@ def test_another_kind_is_another_entry(anew):
             anew.clear()
             vectors = drawn()
             assert_right(vectors, outcome(vectors, mask), mask)
-            assert not any(kernel is None for kernel in anew)
     assert not anew
+    assert len(plain.KNOWN) == len(kinds)
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
@@ -271,6 +274,9 @@ def test_a_mask_that_is_written_into_is_looked_at_again(wrap, anew):
         vectors = drawn()
         assert_right(vectors, outcome(vectors, mask), mask)
         keep.logical_not_()
+    keep.data = ~keep
+    vectors = drawn()
+    assert_right(vectors, outcome(vectors, mask), mask)
     assert not anew
 
 
@@ -370,6 +376,66 @@ def kept_of(mask):
     home = fused.OF_TENSORS if isinstance(mask, torch.Tensor) else fused.OF_MASKS
     ((_, sight),) = home[mask].values()
     return sight._made.values()
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("queries", [1, Q])
+def test_what_auto_takes_otherwise(name, queries, monkeypatch):
+    """Settled calls are those of the fused kernels; a mask that hides nothing leaves torch's own, as when the last token is decoded."""
+    monkeypatch.setattr(_attend, "_choose", CHOOSE)
+    if queries == 1 and name in ("packed", "packed, causal", "documents", "documents, padding", "boolean", "boolean of heads", "blocks", "tensor"):  # fmt: skip
+        pytest.skip("it is of more queries")
+    for flag in (False, True):
+        for _ in range(3):
+            query, *others = drawn()
+            vectors, mask = [query[..., :queries, :].detach().requires_grad_(), *others], MASKS[name]()
+            assert_right(vectors, outcome(vectors, mask, is_causal=flag), mask, is_causal=flag)
+
+
+@pytest.mark.parametrize("mask", ["documents", "window", "none"])
+def test_a_checkpoint_may_run_a_first_call_again(mask):
+    for _ in range(3):
+        vectors, hide = drawn(), None if mask == "none" else MASKS[mask]()
+        wanted = outcome(vectors, hide, kernel=Sigmoid())
+        plain.KNOWN.clear()
+        out = checkpoint(lambda *x, hide=hide: attend(*x, hide, kernel=Sigmoid()), *vectors, use_reentrant=False)
+        above = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+        for one, other in zip(torch.autograd.grad(out, vectors, above), wanted[1:], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_graph_keeps_no_mask(is_checkpointed):
+    """Behind its backward pass; a checkpoint not even before."""
+
+    def layer(x):
+        keep = torch.rand(B, H, Q, Q) < 0.6
+        kept.append(keep.untyped_storage())
+        return attend(x, x * 1, x * 1, keep)
+
+    for _ in range(3):
+        kept, x = [], torch.randn(B, H, Q, D, requires_grad=True)
+        out = checkpoint(layer, x, use_reentrant=False) if is_checkpointed else layer(x)
+        if not is_checkpointed:
+            out.sum().backward()
+        gc.collect()
+        assert torch._C._storage_Use_Count(kept[0]._cdata) == 1
+
+
+def test_a_second_backward_pass():
+    for _ in range(3):
+        x = drawn()
+        out = attend(*x, MASKS["tensor"]()).square().sum()
+        first = torch.autograd.grad(out, x, retain_graph=True)
+        assert all(map(torch.equal, first, torch.autograd.grad(out, x)))
+
+
+def test_tensors_from_elsewhere_go_the_long_way():
+    for _ in range(3):
+        keep = torch.rand(B, K) < 0.6
+        found = attend(*drawn(grad=False), masks.keys(TwoTensor(keep, keep.clone())))
+        assert isinstance(found, TwoTensor)
+    assert not plain.KNOWN
 
 
 def test_a_mask_keeps_few_grids():
@@ -507,4 +573,3 @@ def test_a_kernel_that_scales_its_result_is_known_by_its_form(anew):
         assert_right(vectors, outcome(vectors, mask, **how), mask, **how)
     assert set(plain.KNOWN.values()) == {None}
     assert not anew
-    assert launch.INTERPRETED

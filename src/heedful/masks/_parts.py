@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.masks._blocks import _Blocks
 from heedful.masks._packed import _Packed
@@ -129,7 +129,7 @@ def kind(mask: Mask) -> Hashable | None:
 
 
 def versions(mask: Mask) -> tuple[int, ...] | None:
-    """How often each tensor of a mask was written to; None where torch does not count it, and of a mask from elsewhere."""
+    """Where each tensor of a mask lies and how often it was written to; None where torch does not count it, and of a mask from elsewhere."""
     found: list[int] = []
     if not _is_ours(mask):
         return None
@@ -142,12 +142,15 @@ def versions(mask: Mask) -> tuple[int, ...] | None:
         elif isinstance(one, Tensor):
             if one.is_inference():
                 return None
-            found.append(one._version)
+            found += one.data_ptr(), one._version
     return tuple(found)
 
 
 def _is_ours(mask: Mask) -> bool:
-    return type(mask).__module__.rpartition(".")[0] == __package__
+    """Whether a mask is one of these, of torch's own tensors."""
+    if type(mask).__module__.rpartition(".")[0] != __package__:
+        return False
+    return all(type(one) in (Tensor, nn.Parameter) for one in _held(mask) if isinstance(one, Tensor))
 
 
 def _held(mask: Mask) -> list[Any]:

@@ -45,7 +45,7 @@ def signature(
     enable_gqa: bool,
     kernel: Kernel | Sequence[Kernel] | None,
 ) -> Signature | None:
-    """All that decides how such a call is computed, what there is of a mask first; None where more does."""
+    """All that decides how such a call is computed; None where more does."""
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
     if not (scale is None or type(scale) is float) or torch._C._are_functorch_transforms_active():
@@ -89,7 +89,6 @@ def _masking(attn_mask: Mask | Tensor | None, flag: bool, device: torch.device) 
 
 def run(
     known: Run,
-    told: Signature,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -99,16 +98,17 @@ def run(
     kernel: Any,
 ) -> Tensor | None:
     """What is kept for a signature, of the numbers of one call."""
-    sight = parameters = None
-    if attn_mask is not None and type(told[0]) is not bool:
-        sight = fused.sight(attn_mask, is_causal, (*query.shape[:3], key.shape[2]), query.device)
-    if getattr(known, "is_learned", False):
+    is_learned = getattr(
+        known, "is_learned", None
+    )  # of settled calls of the fused kernels; all others take vectors alone
+    if is_learned is None:
+        return known(query, key, value)
+    seen = parameters = None
+    if attn_mask is not None and attn_mask is not masks.causal:
+        seen = fused.sight(attn_mask, is_causal, (*query.shape[:3], key.shape[2]), query.device)
+    if is_learned:
         parameters = fused.parameters(kernel.with_scale(scale), *known.parameters)  # type: ignore[attr-defined]
-    return (
-        known(query, key, value)
-        if sight is None and parameters is None
-        else known(query, key, value, sight, parameters)
-    )
+    return known(query, key, value, seen, parameters)
 
 
 def _is_cast(device: torch.device, dtype: torch.dtype) -> bool:
@@ -147,14 +147,14 @@ KEPT = "_numbers"
 _SOFTMAX = Softmax()
 
 
-def learn(new: Signature, request: Request, chosen: str) -> None:
-    """Keeps what a checked request comes down to, where that is one call."""
+def learn(new: Signature, given: Sequence[Tensor], request: Request, chosen: str) -> None:
+    """Keeps what a checked request of these vectors comes down to, where that is one call."""
     if request.query.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # what a graph's capture makes is its own
     if len(KNOWN) >= MOST:
         KNOWN.clear()
-    _, _, _, query, key, value, *_ = new  # shapes as they were given
-    plain = len(query) == 4 and key[:-1] == value[:-1] and request.query.device.type in ("cuda", "cpu")
+    query, key, value = given
+    plain = query.dim() == 4 and key.shape[:-1] == value.shape[:-1] and query.device.type in ("cuda", "cpu")
     KNOWN[new] = _run_of(request, chosen) if plain else None
 
 

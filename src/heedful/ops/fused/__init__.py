@@ -191,24 +191,19 @@ def sight(attn_mask: Mask | Tensor | None, is_causal: bool, shape: tuple[int, ..
     """What kernels read of a mask, made once for each grid and kept as long as the mask is and nothing is written into its tensors."""
     # Another name for a tensor, so that what is kept with the tensor does not keep it.
     mask = masks.from_sdpa(attn_mask.detach() if isinstance(attn_mask, Tensor) else attn_mask, is_causal)
-    known: dict[Any, tuple[Any, Sight]] = {}
-    where = versions = None
     stream = None if mask is None else lasting(device)
-    if mask is not None and stream is not None:
-        versions = masks.versions(mask)
-    if versions is not None:
-        home: Any = OF_TENSORS if isinstance(attn_mask, Tensor) else OF_MASKS
-        where, known = (is_causal, shape, device, stream), home.setdefault(attn_mask, known)
-        then, found = known.get(where, (None, None))
-        if found is not None and then == versions:
-            return found
+    versions = None if mask is None or stream is None else masks.versions(mask)
     if versions is None:
         return _seen(mask, shape, device)
-    with torch.inference_mode(False):  # a later call may record gradients
-        found = _seen(mask, shape, device)
-    if len(known) >= GRIDS:
-        known.clear()
-    known[where] = versions, found
+    home: Any = OF_TENSORS if isinstance(attn_mask, Tensor) else OF_MASKS
+    known, where = home.setdefault(attn_mask, {}), (is_causal, shape, device, stream)
+    then, found = known.get(where, (None, None))
+    if then != versions:
+        if len(known) >= GRIDS:
+            known.clear()
+        with torch.inference_mode(False):  # a later call may record gradients
+            found = _seen(mask, shape, device)
+        known[where] = versions, found
     return found
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -126,30 +127,52 @@ fused_attention.register_autograd(_gradients, setup_context=_keep)
 fused_attention_backward.register_autograd(_no_second)
 
 
-class _Eager(torch.autograd.Function):
-    """The same two launches without the dispatcher, whose handling of so many arguments takes longer than a small kernel."""
+class _Recorded(torch.autograd.Function):
+    """The same launches without the dispatcher, whose handling of so many arguments takes longer than a small kernel.
+
+    With those that `settled` keeps, where it is given; the tensors that are saved are the same, as a checkpoint may run the first call of a
+    signature again as a later one. Those of the mask are among them also so that torch sees whether somebody writes into them meanwhile.
+    """
 
     @staticmethod
-    def forward(ctx: Any, sight: Sight, *inputs: Any) -> Tensor:
-        from heedful.ops.fused import launch
+    def forward(ctx: Any, settled: Settled | None, sight: Sight | None, *inputs: Any) -> Tensor:
+        if settled is None:
+            from heedful.ops.fused import launch
 
-        out, stat = launch.forward(launch.Problem(*inputs), sight)
+            out, stat = launch.forward(launch.Problem(*inputs), sight)
+        else:
+            out, stat = settled.forward(inputs[:5], sight)
         ctx.save_for_backward(*inputs[:NUMBER_OF_TENSORS], out, stat)
-        ctx.sight, ctx.settings = sight, inputs[NUMBER_OF_TENSORS:]
+        ctx.settled, ctx.sight, ctx.settings = settled, _held(sight), inputs[NUMBER_OF_TENSORS:]
         return out
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        from heedful.ops.fused import launch
-
-        wanted = ctx.needs_input_grad[4:9]
+        *inputs, out, stat = ctx.saved_tensors
+        wanted, sight = ctx.needs_input_grad[5:10], ctx.sight()
+        gradients: Sequence[Tensor | None]
         if torch.is_grad_enabled():  # a second derivative is being prepared: the operator tells when it is asked for
-            gradients = fused_attention_backward(*ctx.saved_tensors, above, *ctx.settings, wanted)
+            gradients = fused_attention_backward(*inputs, out, stat, above, *ctx.settings, wanted)
+        elif ctx.settled is None:
+            from heedful.ops.fused import launch
+
+            gradients = launch.backward(launch.Problem(*inputs, *ctx.settings), out, stat, above, wanted, sight)
         else:
-            *inputs, out, stat = ctx.saved_tensors
-            gradients = launch.backward(launch.Problem(*inputs, *ctx.settings), out, stat, above, wanted, ctx.sight)
-        chosen = (None, *gradients[:3], *(x if want else None for x, want in zip(gradients[3:], wanted, strict=True)))
-        return (*chosen, *(None,) * (len(ctx.needs_input_grad) - len(chosen)))
+            gradients = ctx.settled.backward(inputs, out, stat, above, sight, wanted)
+        ctx.sight = _gone
+        chosen = (*gradients[:3], *(x if want else None for x, want in zip(gradients[3:], wanted, strict=False)))
+        return (None, None, *chosen, *(None,) * (len(ctx.needs_input_grad) - 2 - len(chosen)))
+
+
+def _held(sight: Sight | None) -> Callable[[], Sight | None]:
+    """A sight for the first backward pass; weakly where saved tensors are handed elsewhere, as in a checkpoint, which is to hold none."""
+    if sight is None or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return lambda: sight
+    return ref(sight)
+
+
+def _gone() -> None:
+    """After a backward pass nothing of a mask stays with its graph; a second one makes it anew from the saved tensors."""
 
 
 def attention(*inputs: Any, sight: Sight) -> Tensor:
@@ -158,7 +181,7 @@ def attention(*inputs: Any, sight: Sight) -> Tensor:
     if not eager(*tensors):
         return fused_attention(*inputs)[0]
     if recorded(*tensors):
-        return _Eager.apply(sight, *inputs)
+        return _Recorded.apply(None, sight, *inputs)
     from heedful.ops.fused import launch
 
     return launch.forward(launch.Problem(*inputs), sight)[0]
@@ -188,14 +211,14 @@ class Settled:
         sight: Sight | None = None,
         parameters: Parameters | None = None,
     ) -> Tensor:
-        alpha, beta = self.parameters if parameters is None else parameters
+        given = query, key, value, *(self.parameters if parameters is None else parameters)
         if torch._C._len_torch_dispatch_stack():
-            return fused_attention(*self.arguments((query, key, value, alpha, beta), sight))[0]
-        if recorded(query, key, value, alpha, beta):
-            return _WithGradients.apply(query, key, value, alpha, beta, self, sight)
-        return self.forward((query, key, value, alpha, beta), sight)[0]
+            return fused_attention(*self._arguments(given, sight))[0]
+        if recorded(*given):
+            return _Recorded.apply(self, sight, *self._arguments(given, sight))
+        return self.forward(given, sight)[0]
 
-    def arguments(self, given: Sequence[Any], sight: Sight | None) -> tuple[Any, ...]:
+    def _arguments(self, given: Sequence[Any], sight: Sight | None) -> tuple[Any, ...]:
         """Those of the operator."""
         return (*given, None, None, None, *(UNMASKED if sight is None else sight.given), *self.settings)
 
@@ -207,24 +230,29 @@ class Settled:
             return known.run(given, self.device, sight)
         from heedful.ops.fused import launch
 
-        problem = launch.Problem(*self.arguments(given, sight))
+        problem = launch.Problem(*self._arguments(given, sight))
         found = launch.forward(problem, sight)
         self._keep(strides, launch.form_of("forward", problem, given))
         return found
 
-    def backward(self, given: Sequence[Any], sight: Sight | None, wanted: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Of these, the result, what was kept of its rows, and the gradient above; those of alpha and beta where they are wanted."""
-        strides = (*wanted, *self._strides(given, sight))
+    def backward(
+        self, inputs: Sequence[Any], out: Tensor, stat: Tensor, above: Tensor, sight: Sight | None, wanted: Sequence[bool]
+    ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Of the tensors of a call: gradients of query, key and value, and of alpha and beta where they are wanted."""
+        given = (*inputs[:5], out, stat, above)
+        if sight is None and any(x is not None for x in inputs[8:]):
+            query, key = inputs[:2]
+            sight = Sight((*query.shape[:3], key.shape[2]), self.device, inputs[8:], *self.settings[:3])
+        strides = (*wanted[:2], *self._strides(given, sight))
         known = self._known(strides, given, sight)
         if known is not None:
             return gathered(known.run(given, self.device, sight), wanted)
         from heedful.ops.fused import launch
 
-        problem, every = launch.Problem(*self.arguments(given[:5], sight)), (*wanted, False, False, False)
-        out, stat, above = given[5:]
-        found = launch.backward(problem, out, stat, above, every, sight)
-        self._keep(strides, launch.form_of("backward", problem, given, every))
-        return (*found[:3], *(x if want else None for x, want in zip(found[3:5], wanted, strict=True)))
+        problem = launch.Problem(*inputs, *self.settings)
+        found = launch.backward(problem, out, stat, above, wanted, sight)
+        self._keep(strides, launch.form_of("backward", problem, given, wanted))
+        return found
 
     def _known(self, strides: Any, given: Sequence[Any], sight: Sight | None) -> Any:
         """The launches of tensors with these strides, which begin where kernels may count on it, on the current device."""
@@ -256,34 +284,3 @@ def gathered(made: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Any, ...]:
 
 
 UNMASKED = (None,) * len(MASKING)
-
-
-class _WithGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        alpha: Tensor,
-        beta: Tensor | None,
-        settled: Settled,
-        sight: Sight | None,
-    ) -> Tensor:
-        given = query, key, value, alpha, beta
-        out, stat = settled.forward(given, sight)
-        # Tensors of the mask so that torch sees whether somebody writes into them meanwhile.
-        ctx.save_for_backward(*given, out, stat, *(() if sight is None else sight.given))
-        ctx.settled, ctx.sight = settled, sight
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        settled, sight, wanted = ctx.settled, ctx.sight, ctx.needs_input_grad[3:5]
-        given = (*ctx.saved_tensors[:7], above)
-        if torch.is_grad_enabled():
-            inputs = settled.arguments(given[:5], sight)
-            tensors, settings = inputs[:NUMBER_OF_TENSORS], inputs[NUMBER_OF_TENSORS:]
-            found = fused_attention_backward(*tensors, *given[5:], *settings, (*wanted, False, False, False))
-            return (*found[:3], *(x if want else None for x, want in zip(found[3:5], wanted, strict=True)), None, None)
-        return (*settled.backward(given, sight, wanted), None, None)

@@ -226,19 +226,16 @@ class Prepared:
         self.launches = recorder.launches
         self.number = next(NUMBERS)
         self.scratch = 0
-        # Of each tensor that is not given: its shape and type, or where it lies in scratch memory, or itself where it holds nothing, or
-        # its name in the mask.
-        self.rooms: list[tuple[tuple[int, ...] | None, torch.dtype | None, int, Tensor | None, Name | None]] = []
+        # Each with where it lies in scratch memory, or itself where it holds nothing.
+        self.rooms: list[tuple[Room, int, Tensor | None]] = []
         for room in recorder.rooms:
-            if room.name is not None:
-                self.rooms.append((None, None, 0, None, room.name))
-            elif room.is_scratch:
-                self.rooms.append((None, None, self.scratch, None, None))
-                self.scratch += -(-room.bytes // ROOMS) * ROOMS
-            else:
+            nothing = None
+            if room.name is None and not room.is_scratch and not room.bytes:
                 with torch.inference_mode(False):
-                    nothing = None if room.bytes else torch.empty(room.shape, dtype=room.dtype, device=recorder.device)
-                self.rooms.append((room.shape, room.dtype, 0, nothing, None))
+                    nothing = torch.empty(room.shape, dtype=room.dtype, device=recorder.device)
+            self.rooms.append((room, self.scratch, nothing))
+            if room.is_scratch:
+                self.scratch += -(-room.bytes // ROOMS) * ROOMS
 
     is_watched = staticmethod(is_watched)
 
@@ -249,17 +246,16 @@ class Prepared:
         # Held until all is launched: freed before, it would be given to the tensors that are made next.
         memory = torch.empty(self.scratch, dtype=torch.uint8, device=device) if self.scratch else None
         begin = 0 if memory is None else memory.data_ptr()
-        for shape, dtype, offset, nothing, name in self.rooms:
-            if name is not None:
+        for room, offset, nothing in self.rooms:
+            if room.name is not None:
                 assert sight is not None
-                addresses.append(sight.tensor(name).data_ptr())
-                continue
-            if shape is None:
+                addresses.append(sight.tensor(room.name).data_ptr())
+            elif room.is_scratch:
                 addresses.append(begin + offset)
-                continue
-            x = torch.empty(shape, dtype=dtype, device=device) if nothing is None else nothing
-            made.append(x)
-            addresses.append(x.data_ptr())
+            else:
+                x = torch.empty(room.shape, dtype=room.dtype, device=device) if nothing is None else nothing
+                made.append(x)
+                addresses.append(x.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         key = (self.number, stream, *addresses)
         launches = LAUNCHES.get(key)
