@@ -6,6 +6,7 @@ are the project's own, and a missed one is printed as missed.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
 from collections.abc import Iterator
@@ -152,7 +153,8 @@ def section(outcomes: list[Outcome]) -> list[str]:
     ]
 
 
-def main() -> int:
+def main(given: list[str] | None = None) -> int:
+    argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__).parse_args(given)
     torch.set_num_threads(2)
     outcomes = []
     for made, repeats in contests():

@@ -1,6 +1,6 @@
 """What a user gets of the fused kernels on a GPU, in a call and in a model: `python -m benchmarks.launching`.
 
-Five parts, by the same contestants: torch's attention, and `attend` with sigmoid, squared ReLU and Gaussian kernels. `host`: microseconds until
+Four parts, by the same contestants: torch's attention, and `attend` with sigmoid, squared ReLU and Gaussian kernels. `host`: microseconds until
 a call returns, with the device idle before: without gradients, with gradients asked for, and with its backward pass; `layers`: the same of whole layers. `lengths`: forward and
 backward passes at 256 to 65,536 tokens, head sizes 32 to 256, causal and under masks, replayed as CUDA graphs so that whoever launches them
 does not count, and forward passes called one by one. `step`: tokens a second of a training step of GPT-2-small (12 layers, 12 heads of 64,
@@ -282,7 +282,11 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.launching", description=(__doc__ or "").split("\n\n")[1]
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes that try the driver and judge nothing")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small sizes on a CPU that try the driver and judge nothing, without lengths",
+    )
     parser.add_argument("--eager", action="store_true", help="without compiled steps, which take minutes to compile")
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="these parts alone, kept nowhere")
     parser.add_argument(

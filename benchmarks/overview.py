@@ -27,7 +27,11 @@ def section(result: dict[str, Any], picture: str) -> list[str]:
         "",
         f"![Speed over cuDNN's softmax attention by length]({picture})",
         "",
-        f"{_machine(result)} `python -m benchmarks.launching` prints every figure of this section and writes `benchmarks/results/launching.json`. Full lines are without a mask, dashed ones causal.",
+        f"{_machine(result)} `python -m benchmarks.launching` measures this section and writes `benchmarks/results/launching.json`, from which `python -m benchmarks.pages` makes ratios, tables and picture. "
+        "`Gaussian` divides each row by its sum, `Gaussian raw` is `Gaussian(normalize=False)`. Shapes are sequences x heads x tokens x head size.",
+        "",
+        "The kernels for Hopper are made for Triton 3.6, which comes with torch 2.11; with another version portable kernels run in their place, whose figures are at the end of the page. `heedful doctor` and "
+        "`attend.plan(...)` tell which.",
         "",
         *([f"**{result['note']}**", ""] if result.get("note") else []),
         *_since(result),
@@ -87,9 +91,9 @@ def _sentence(result: dict[str, Any]) -> str:
 
     compiled = [share for (way, _, who), share in _shares(result).items() if way != "eager" and who in SPEED]
     lines = [
-        f"**On a GPU, from {LONG:,} to 32,768 tokens, squared-ReLU and sigmoid attention (bias -5) run {told(('Sigmoid', 'ReluSquared'))} times the speed of cuDNN's softmax attention, "
-        f"Gaussian attention {told(('Gaussian raw', 'Gaussian'))} times.**",
-        "Head sizes are 64 and 128, causal and not.",
+        f"**On an H200 in bfloat16, from {LONG:,} to 32,768 tokens, squared-ReLU and sigmoid attention (bias -5) run {told(('Sigmoid', 'ReluSquared'))} times the speed of cuDNN's softmax attention, "
+        f"Gaussian attention, rows divided or not, {told(('Gaussian raw', 'Gaussian'))} times.**",
+        "Head sizes are 64 and 128, causal and not; others and masks have a table below. Speeds are of kernels alone.",
     ]
     if low := told((LOW,)):
         lines.append(f"Sigmoid attention with a bias of -10 runs {low} times.")
@@ -296,27 +300,27 @@ def _behind(result: dict[str, Any]) -> list[str]:
         if bar["verdict"] != "met":
             cause = _cause(bar, bars)
             told[cause] = told.get(cause, 0) + 1
-    lines = [f"- {count}: {cause}" for cause, count in told.items()]
-    return ["Behind those that are missed:", "", *lines, ""] if lines else []
+    lines = [f"- in {count}, {cause}" for cause, count in told.items()]
+    return ["Why bars are missed:", "", *lines, ""] if lines else []
 
 
 def _cause(bar: dict[str, Any], bars: list[dict[str, Any]]) -> str:
     """What is known to be behind a bar that is missed."""
     what, setting, value = bar["what"], bar["setting"], bar["value"]
     if value is None:
-        return "It has no figure."
+        return "no figure was taken."
     if abs(value / bar["bound"] - 1) < CLOSE + 1e-9:
-        return f"Within {CLOSE:.0%} of the bar, as near as repeats are to one another."
+        return f"the figure is within {CLOSE:.0%} of the bar, as near as repeats are to one another."
     theirs = re.search(r"torch's own: ([\d.]+)", bar["note"])
     if what.endswith("and backward") and theirs and float(theirs[1]) > bar["bound"]:
         met = {one["setting"] for one in bars if one["what"].endswith("with gradients") and one["verdict"] == "met"}
         alone = " The call that records gradients, without their computation, is within the bar." if setting in met else ""  # fmt: skip
-        return f"Torch's own attention, through the same engine, is above the bar as well.{alone}"
+        return f"torch's own attention, through the same engine, is above the bar as well.{alone}"
     if "Gaussian" in setting and what.startswith("forward") and "n = 512" in bar["note"]:
-        return "All keys are read once before, for their norms, about a tenth of the time at 512 tokens by the bytes; what dividing rows takes beside that is not known."
+        return "all keys are read once before, for their norms, about a tenth of the time at 512 tokens by the bytes; what dividing rows takes beside that is not known."
     if "Gaussian" in setting and "128, causal" in setting and what.startswith("backward"):
-        return "Queries, or results and their gradients, are read once before, and the loop read 9 to 12 spilled registers back for each block, which it no longer does (`python -m benchmarks.registers`); how much each takes was not measured."
-    return "No cause is known."
+        return "queries, or results and their gradients, are read once before, and the loop read 9 to 12 spilled registers back for each block, which it no longer does (`python -m benchmarks.registers`); how much each takes was not measured."
+    return "no cause is known."
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
@@ -325,6 +329,7 @@ def draw(result: dict[str, Any], file: Path) -> None:
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     ways = [way for way in DIRECTIONS if any(way in row.get("TFLOP/s", {}) for row in result["lengths"])]
     ticks = sorted({row["shape"][2] for size in (64, 128) for row in plain(result, size, False)})  # of all panels
@@ -350,12 +355,16 @@ def draw(result: dict[str, Any], file: Path) -> None:
                 panel.set_xscale("log", base=2)
                 panel.set_xticks(ticks, [f"{n:,}" for n in ticks], rotation=45)
                 panel.set_title(f"{way}, head size {size}")
-                panel.set_ylim(bottom=0)
+                panel.set_ylim(bottom=0.4)
                 panel.grid(alpha=0.3)
-            line[0].set_ylabel("speed / cuDNN softmax")
+            line[0].set_ylabel("times as fast as cuDNN's softmax")
         for panel in panels[-1]:
             panel.set_xlabel("tokens")
-        panels[0][1].legend(loc="lower right", frameon=False)
-        figure.suptitle(f"{result['machine']['device']}, bfloat16: speed over cuDNN's softmax attention")
+        marks = panels[0][1].get_legend_handles_labels()
+        styles = [Line2D([], [], color="0.2", linestyle=style) for style in ("-", "--")]
+        panels[0][1].legend(
+            [*marks[0], *styles], [*marks[1], "all pairs", "causal"], loc="lower right", frameon=False, ncols=2
+        )
+        figure.suptitle(f"{result['machine']['device']}, bfloat16: above 1 is faster than cuDNN's softmax attention")
         figure.savefig(file, format="svg", metadata={"Date": None})
         plt.close(figure)

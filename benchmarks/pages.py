@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,9 @@ def page(results: Path = RESULTS) -> str:
         *([] if first is None else overview.section(first, PICTURE)),
         "## How it was measured",
         "",
-        "Written by `python -m benchmarks.pages` from `benchmarks/results/`. `make bench` measures the CPU, `make bench-gpu` a CUDA",
-        "device; each checks a contestant against float64 before it times it, and a bar that is missed is marked MISSED.",
+        "Written by `python -m benchmarks.pages` from `benchmarks/results/`. `python -m benchmarks.launching` measures the section above,",
+        "`make bench` the CPU, `make bench-gpu` the last one; each checks a contestant against float64 before it times it, and a bar that is",
+        "missed is marked MISSED.",
         "",
         "## CPU",
         "",
@@ -51,7 +54,7 @@ def page(results: Path = RESULTS) -> str:
         lines += ["Not measured yet: `make bench` writes `benchmarks/results/cpu.json`.", ""]
     else:
         lines += cpu.section([Outcome(**outcome) for outcome in on_cpu["outcomes"]])
-    lines += ["## GPU: beside other ways to compute the same", ""]
+    lines += ["## GPU: portable kernels beside other ways to compute the same", ""]
     if on_gpu is None:
         lines += [
             "Not measured yet. On a machine with a CUDA device `PYTHONPATH=src python -m benchmarks.gpu` writes",
@@ -96,7 +99,9 @@ def _cautions(result: dict[str, Any]) -> list[str]:
     """What a reader must know before the figures: that the kernels changed since, that parts are missing."""
     told = []
     if result["machine"].get("kernels") != kernels():
-        told.append("The fused kernels changed after this run; `make bench-gpu` measures them as they are now.")
+        told.append(
+            "These are the portable kernels as they were then, before those for Hopper; `make bench-gpu` measures what serves now."
+        )
     run = {part["name"] for part in result["parts"] if "skipped" not in part}
     missing = [s.name for s in SWEEP if s.name not in run]
     missing += [f"errors in {dtype}" for dtype in BOUNDS if f"accuracy {dtype}" not in run]
@@ -286,5 +291,11 @@ def _worst(found: tuple[float, str] | None) -> str:
     return "" if found is None else f"{found[0]:.1e} ({found[1]})"
 
 
-if __name__ == "__main__":
+def main(given: list[str] | None = None) -> int:
+    argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__).parse_args(given)
     print(f"wrote {write_page()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -145,15 +145,30 @@ def _devices() -> tuple[Device, ...]:
     threads = torch.get_num_threads()
     cpu = Device("cpu", True, f"{quantity(threads, 'thread')}, {torch.backends.cpu.get_cpu_capability()}")
     if torch.cuda.is_available():
-        return cpu, *(
-            Device(f"cuda:{at}", True, f"{card.name}, {card.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
-            for at, card in enumerate(map(torch.cuda.get_device_properties, range(torch.cuda.device_count())))
+        return (
+            cpu,
+            *(
+                Device(
+                    f"cuda:{at}", True, f"{card.name}, {card.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+                )
+                for at, card in enumerate(map(torch.cuda.get_device_properties, range(torch.cuda.device_count())))
+            ),
+            _triton(),
         )
     if torch.version.cuda is None:
         why = f"torch {torch.__version__} was built without CUDA"
     else:
         why = f"torch was built for CUDA {torch.version.cuda}, but finds no working GPU and driver"
-    return cpu, Device("cuda", False, why)
+    return cpu, Device("cuda", False, why), _triton()
+
+
+def _triton() -> Device:
+    """What compiles the fused kernels for a GPU."""
+    if _version("triton") is None:
+        return Device("triton", False, "compiles fused kernels for a GPU; comes with torch for CUDA")
+    from heedful.ops.fused import serving
+
+    return Device("triton", True, serving.standing())
 
 
 def _implementations() -> Iterator[Way]:

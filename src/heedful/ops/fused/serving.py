@@ -57,3 +57,10 @@ def passes(problem: Problem) -> str:
     learned = any(x is not None and x.requires_grad for x in (problem.alpha, problem.beta))
     reason = "no gradients of scales or biases" if learned else hopper_backward.refuse(problem, above)
     return "kernels for Hopper" + ("" if reason is None else f", backward portable ones (those for Hopper: {reason})")
+
+
+def standing() -> str:
+    """Whether this version of Triton has the kernels for Hopper."""
+    if triton.__version__.startswith(HOPPER):
+        return f"{triton.__version__}, with kernels for Hopper"
+    return f"{triton.__version__}, portable kernels alone: those for Hopper are made for {', '.join(HOPPER)}*"

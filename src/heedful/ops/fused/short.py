@@ -86,6 +86,9 @@ def run(request: Request) -> Tensor:
 
 
 def refuse(request: Request) -> str | None:
+    reason = unable(request.value)
+    if reason is not None:
+        return reason
     form = request.kernel.fused_form
     if not request.kernel.is_plain_softmax or form is None or isinstance(form.alpha, Tensor):
         return "it computes plain softmax alone, with a number for a scale"
@@ -96,7 +99,7 @@ def refuse(request: Request) -> str | None:
     sizes = (*request.shape[-2:], request.query.shape[-1], request.value.shape[-1])
     if max(sizes) > LONGEST:
         return f"sequences and heads are at most {LONGEST} long"
-    return unable(request.value)
+    return None
 
 
 def cost(request: Request) -> Cost:
