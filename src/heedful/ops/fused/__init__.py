@@ -148,6 +148,8 @@ def _function(form: FusedForm, dtype: torch.dtype) -> str:
 def _by_head(parameter: Parameter, heads: int, like: Tensor) -> Tensor:
     if not isinstance(parameter, Tensor):
         return torch.full((heads,), float(parameter), dtype=torch.float32, device=like.device)
+    if parameter.dtype == torch.float32 and parameter.shape == (heads,) and parameter.is_contiguous():
+        return parameter  # as it is, without steps that a backward pass would take back
     return parameter.float().expand(heads).contiguous()
 
 
