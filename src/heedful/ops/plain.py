@@ -1,8 +1,8 @@
 """Calls that need neither checks nor a plan again: told by a signature, and kept as what is run for it.
 
 Two kinds are kept. Softmax attention without a mask that is torch's own call as it stands, with plain causality on a CPU alone and after
-a look whether anything hidden could leak; and, on a GPU, calls of the fused kernels, whose kernel has numbers for parameters and whose
-mask adds nothing to scores.
+a look whether anything hidden could leak; and, on a GPU, calls of the fused kernels without a mask or with one that adds nothing to
+scores, whatever learned parameters and masks hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from heedful.ops.request import Request
 from heedful.ops.shield import tame
 
 Signature = tuple[Any, ...]
-# Of query, key, value, and what kernels read of a mask that is not plain causality. None: these numbers need more than the one call.
+# Of query, key and value, and what else `run` gives it. None: these numbers need more than the one call.
 Run = Callable[..., Tensor | None]
 
 # None: looked at, and nothing to keep.
@@ -98,9 +98,8 @@ def run(
     kernel: Any,
 ) -> Tensor | None:
     """What is kept for a signature, of the numbers of one call."""
-    is_learned = getattr(
-        known, "is_learned", None
-    )  # of settled calls of the fused kernels; all others take vectors alone
+    # Settled calls of the fused kernels have it; all others take vectors alone.
+    is_learned = getattr(known, "is_learned", None)
     if is_learned is None:
         return known(query, key, value)
     seen = parameters = None
