@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Any
 
 from torch import Tensor
@@ -52,7 +53,7 @@ class HigherOrder(Kernel):
     True
     """
 
-    kernel: Kernel = Softmax()
+    kernel: Kernel = field(default_factory=Softmax)
     order: int | tuple[int, ...] = 4
     mix: Tensor | tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...] | None = None
 
