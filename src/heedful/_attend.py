@@ -231,7 +231,7 @@ def attend(
     torch.Size([2, 4, 9, 8])
     """
     told = None
-    if impl == "auto" and not dropout_p and not (WATCHERS and _is_watched()):
+    if impl == "auto" and dropout_p == 0 and not (WATCHERS and _is_watched()):
         told = plain.signature(query, key, value, attn_mask, is_causal, scale, enable_gqa, kernel)
         known = None if told is None else plain.KNOWN.get(told)
         if known is not None:
@@ -440,6 +440,8 @@ def _request(
     if query.dim() > 2:
         _check_heads(query, key, value, enable_gqa)
     for name, tensor in kernel.of_pairs.tensors().items():
+        if tensor.dim() and tensor.device != query.device:
+            raise InvalidArgument(f"the kernel's {name} lies on {tensor.device}, and query on {query.device}")
         if tensor.dim() and query.dim() == 2:
             raise InvalidArgument(
                 f"the kernel's {name} is per head, but query {tuple(query.shape)} has no axis of heads"

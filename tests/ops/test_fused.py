@@ -429,3 +429,14 @@ def test_gradients_that_nobody_wants_are_tensors_of_their_own(monkeypatch):
         *x[:3], torch.ones(2), *tensors, out, stat, x[3], *numbers, [False] * 5
     )
     assert len({id(one) for one in gradients}) == 8
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [masks.keys(torch.ones(2, 0, dtype=torch.bool)), torch.ones(0, 0, dtype=torch.bool), masks.packed([0, 0])],
+    ids=["keys", "tensor", "packed"],
+)
+def test_plan_where_there_is_nothing(mask):
+    x = torch.empty(2, 3, 0, 8)
+    assert attend(x, x, x, mask, impl="triton").shape == x.shape
+    assert attend.plan(x, x, x, mask, impl="triton").chosen == "triton"

@@ -16,7 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import triton
 from torch import nn
-from torch.testing._internal.two_tensor import TwoTensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor, TwoTensorMode
 from torch.utils.checkpoint import checkpoint
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -316,11 +317,13 @@ def test_layers_that_are_given_one_tensor_look_at_it_once(looked):
         for layer in layers:
             x = layer(x, x, x, ignored.clone(), is_causal=causal, need_weights=False)[0]
         torch.testing.assert_close(x, y)
-    ignored.logical_not_()
     x = torch.randn(B, Q, 24)
-    found, wanted = (layers[0](x, x, x, one, need_weights=False)[0] for one in (ignored, ignored.clone()))
-    assert looked
-    assert torch.equal(found, wanted)
+    for write in (ignored.logical_not_, lambda: setattr(ignored, "data", ~ignored)):
+        looked.clear()
+        write()
+        found, wanted = (layers[0](x, x, x, one, need_weights=False)[0] for one in (ignored, ignored.clone()))
+        assert looked
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("of", ["layer", "mask", "tensor"])
@@ -438,6 +441,24 @@ def test_tensors_from_elsewhere_go_the_long_way():
     assert not plain.KNOWN
 
 
+@pytest.mark.parametrize("mode", [TwoTensorMode, lambda: FakeTensorMode(allow_non_fake_inputs=True)])
+def test_what_a_mode_makes_is_its_own(mode):
+    vectors, how = drawn(grad=False), {"kernel": Sigmoid(bias=-1.0)}
+    with mode():
+        attend(*vectors, masks.causal, **how)
+    assert not plain.KNOWN
+    for _ in range(2):
+        vectors = drawn()
+        assert_right(vectors, outcome(vectors, masks.causal, **how), masks.causal, **how)
+
+
+def test_causality_twice_is_causality():
+    vectors = drawn(grad=False)
+    found = [attend(*vectors, masks.causal, is_causal=True, kernel=Sigmoid()) for _ in range(2)]
+    assert torch.equal(*found)
+    assert None not in plain.KNOWN.values()
+
+
 def test_a_mask_keeps_few_grids():
     mask = masks.padding(torch.tensor([3, 5]))
     for keys in range(7, 7 + 2 * fused.GRIDS):
@@ -533,6 +554,35 @@ def test_learned_parameters(name, mask, anew):
             assert float((one.double() - other).norm()) <= 5e-5 * float(other.norm())
     assert not anew
     assert len(plain.KNOWN) == 1
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_no_parameter_is_kept(name):
+    kernel = learned(LEARNED[name])
+    for _ in range(2):
+        of_all(kernel, drawn(), None)
+    gone = [weakref.ref(x) for x in kernel.tensors().values()]
+    del kernel
+    gc.collect()
+    assert all(one() is None for one in gone)
+
+
+def test_what_parameters_are_made_of_is_not_kept():
+    weight, features = torch.randn(50, H, requires_grad=True), torch.randn(100, 50)
+    memory = features.untyped_storage()
+    of_all(Sigmoid(bias=(features @ weight).mean(0)), drawn(), None)
+    del features
+    gc.collect()
+    assert torch._C._storage_Use_Count(memory._cdata) == 1
+
+
+def test_parameters_elsewhere():
+    """A number of no axes is read from any device, as by operators of torch; another tensor is not."""
+    vectors = drawn(grad=False)
+    attend(*vectors, kernel=Sigmoid(bias=torch.ones(H)))
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="bias lies on meta, and query on cpu"):
+            attend(*vectors, kernel=Sigmoid(bias=torch.ones(H, device="meta")))
 
 
 def test_a_layer_learns_its_kernel(anew):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 import torch
@@ -20,7 +20,7 @@ from heedful.kernels.forms import Parameter as Parameter  # from here by everybo
 
 
 @coded("kernel")
-@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 class Kernel(Savable):
     """Turns a query and a key into a coefficient.
 

@@ -30,7 +30,7 @@ def from_sdpa(attn_mask: Mask | Tensor | None, is_causal: bool = False) -> Mask 
     elif attn_mask is not None:
         raise InvalidArgument(f"attn_mask must be a tensor or a heedful mask; got {type(attn_mask).__name__}")
     if is_causal:
-        mask = causal if mask is None else causal & mask
+        mask = causal if mask is None or mask is causal else causal & mask
     return mask
 
 
@@ -75,10 +75,12 @@ def _with_keys(mask: Mask | None, ignored: Tensor) -> Mask:
     if stream is None or ignored.is_inference():
         return made()
     known = OF_IGNORED.setdefault(ignored, {})
-    version, found = known.get((mask, stream), (None, None))
-    if version != ignored._version:
+    now = ignored.data_ptr(), ignored._version
+    then, found = known.get((mask, stream), (None, None))
+    if then != now or found is None:
         with torch.inference_mode(False):  # a later call may record gradients
-            version, found = known[mask, stream] = ignored._version, made()
+            found = made()
+        known[mask, stream] = now, found
     return found
 
 

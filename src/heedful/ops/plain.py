@@ -148,8 +148,10 @@ _SOFTMAX = Softmax()
 
 def learn(new: Signature, given: Sequence[Tensor], request: Request, chosen: str) -> None:
     """Keeps what a checked request of these vectors comes down to, where that is one call."""
+    if torch._C._len_torch_dispatch_stack():
+        return  # what a mode makes of tensors is its own
     if request.query.is_cuda and torch.cuda.is_current_stream_capturing():
-        return  # what a graph's capture makes is its own
+        return  # so is what a graph's capture makes
     if len(KNOWN) >= MOST:
         KNOWN.clear()
     query, key, value = given

@@ -150,7 +150,7 @@ def _by_head(parameter: Parameter, heads: int, like: Tensor) -> Tensor:
         return torch.full((heads,), float(parameter), dtype=torch.float32, device=like.device)
     if parameter.dtype == torch.float32 and parameter.shape == (heads,) and parameter.is_contiguous():
         return parameter  # as it is, without steps that a backward pass would take back
-    return parameter.float().expand(heads).contiguous()
+    return parameter.to(like.device, torch.float32).expand(heads).contiguous()
 
 
 def ready(request: Request) -> Callable[..., Tensor] | None:
@@ -175,8 +175,10 @@ def ready(request: Request) -> Callable[..., Tensor] | None:
 
     heads = query.shape[1]
     with torch.inference_mode(False), torch.no_grad():
-        alpha = _by_head(query.shape[-1] ** -0.5 if form.alpha is None else form.alpha, heads, query)
-        beta = _by_head(form.beta, heads, query) if isinstance(form.beta, Tensor) or form.beta != 0 else None
+        # Learned ones are those of each call (`parameters`): nothing of this one is kept.
+        scale, bias = (0.0 if isinstance(x, Tensor) else x for x in (form.alpha, form.beta))
+        alpha = _by_head(query.shape[-1] ** -0.5 if scale is None else scale, heads, query)
+        beta = _by_head(bias or 0.0, heads, query) if isinstance(form.beta, Tensor) or form.beta != 0 else None
     seen = sight(request.mask, False, request.shape, query.device)
     return Settled(alpha, beta, *_settings(form, seen, value.dtype), is_learned=bool(kernel.tensors()))
 
@@ -224,7 +226,7 @@ def _flat(x: Tensor, lead: Sequence[int], tail: int) -> Tensor:
         return x.reshape(1, 1, *x.shape)
     if any(size > 1 for size in axes[:-1]):
         x = x.expand(*lead[:-1], *x.shape[len(lead) - 1 :])
-    return x.reshape(-1, axes[-1], *x.shape[x.dim() - tail :])
+    return x.reshape(math.prod(x.shape[: len(axes) - 1]), axes[-1], *x.shape[x.dim() - tail :])
 
 
 def refuse(request: Request) -> str | None:
