@@ -2,8 +2,8 @@
 
 Compiles each form of the forward and backward passes for compute capability 9.0 and prints registers of a thread, bytes of shared
 memory, instructions that spill registers, and of the innermost loop that multiplies its instructions, products, and instructions that
-wait for another unit (exponentials, shared memory) or spill. Needs a version of Triton that the kernels are made for, and no GPU:
-whether a change spills registers is known before it is timed.
+wait for another unit (exponentials, shared memory) or spill. Needs a version of Triton that compiles the kernels, which are more than
+those that they serve with, and no GPU: whether a change spills registers is known before it is timed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from heedful.ops.fused import launch, serving
 from heedful.ops.fused._device import Chip
 
+COMPILE = (*serving.HOPPER, "3.7.", "3.8.", "3.9.")  # versions of Triton that do
 EXP = {"activation": "exp", "distance": True}
 KERNELS: dict[str, dict[str, Any]] = {
     "sigmoid": {"activation": "sigmoid"},
@@ -139,9 +140,9 @@ def main(given: list[str] | None = None) -> int:
     asked = parser.parse_args(given)
     import triton
 
-    if not triton.__version__.startswith(serving.HOPPER) or launch.INTERPRETED:
+    if not triton.__version__.startswith(COMPILE) or launch.INTERPRETED:
         parser.error(
-            f"the kernels for Hopper are made for Triton {', '.join(serving.HOPPER)}*, compiled; this is {triton.__version__}"
+            f"the kernels for Hopper are compiled by Triton {', '.join(x + '*' for x in COMPILE)}; this is {triton.__version__}"
             + (" in its interpreter: unset TRITON_INTERPRET" if launch.INTERPRETED else "")
         )
     from heedful.ops.fused import hopper, hopper_backward

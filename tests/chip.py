@@ -8,7 +8,6 @@ reads what was stored without a fence. Layouts, registers and the order of memor
 from __future__ import annotations
 
 import inspect
-import math
 import random
 import re
 import threading
@@ -125,8 +124,8 @@ class Shared:
     def permute(self, order):
         return Shared(self.x.permute(order))
 
-    def _reinterpret(self, dtype, shape, layout):
-        return Shared(self.x.view(-1).view(dtype)[: math.prod(shape)].view(shape))
+    def shown(self, dtype, shape, layout):
+        return Shared(self.x.view(-1).view(dtype).view(shape))
 
     def load(self, layout=None):
         return block(self.x.clone())
@@ -203,7 +202,7 @@ class Described:
 
 class tma:
     @staticmethod
-    def async_copy_global_to_shared(desc, place, full, to):
+    def load(desc, place, full, to):
         def work():
             found = desc.at(place)
             to.x.zero_()[: found.shape[0], : found.shape[1]] = found
@@ -213,11 +212,11 @@ class tma:
         LOCAL.warps.engine.append(work)
 
     @staticmethod
-    def async_copy_shared_to_global(desc, place, found):
+    def store(desc, place, found):
         _outward(desc, place, found, lambda to, x: to.copy_(x))
 
     @staticmethod
-    def add_shared_to_global(desc, place, found):
+    def add(desc, place, found):
         _outward(desc, place, found, lambda to, x: to.add_(x))
 
     @staticmethod
@@ -401,7 +400,7 @@ gl = SimpleNamespace(
 )  # fmt: skip
 STANDS_FOR = {
     "gl": gl, "mbarrier": mbarrier, "tma": tma, "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
-    "hopper": SimpleNamespace(fence_async_shared=fence_async_shared), "add_shared_to_global": tma.add_shared_to_global,
+    "hopper": SimpleNamespace(fence_async_shared=fence_async_shared), "load": tma.load, "store": tma.store, "add": tma.add, "shown": Shared.shown,
     "gdc_launch_dependents": lambda: None, "gdc_wait": lambda: None,
 }  # fmt: skip
 

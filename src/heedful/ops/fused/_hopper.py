@@ -15,6 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from heedful.ops.fused._forward import LARGE, LEAST, LITTLE, ROOM
 
+# What the copy engine does, by the names that this version of Triton has for it.
+load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
 
 def _pair(work: str, first: int = 1, behind: str = "") -> str:
     """Assembly that does the same to two scores and rounds them to bfloat16."""
@@ -158,7 +162,7 @@ def fetch(desc, row, col, full, empty, parity, to):
     """Has the copy engine fill a buffer once it is free."""
     mbarrier.wait(empty, parity)
     mbarrier.expect(full, desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, [row, col], full, to)
+    load(desc, [row, col], full, to)
 
 
 @gluon.jit
@@ -375,7 +379,7 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
         o_smem.store(o.to(gl.bfloat16))
         hopper.fence_async_shared()
         if top < T.Q:
-            tma.async_copy_shared_to_global(o_desc, [head * T.Q + top, 0], o_smem)
+            store(o_desc, [head * T.Q + top, 0], o_smem)
         head, top, blocks = then
     tma.store_wait(0)
 

@@ -22,7 +22,18 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from heedful.ops.fused._backward import FAINT
-from heedful.ops.fused._hopper import barriers_of, draw, drawn, fetch, following, place, slips_of, ticket, tiles_of
+from heedful.ops.fused._hopper import (
+    barriers_of,
+    draw,
+    drawn,
+    fetch,
+    following,
+    place,
+    slips_of,
+    store,
+    ticket,
+    tiles_of,
+)
 
 
 @gluon.jit
@@ -152,9 +163,20 @@ def of_queries(W: gl.constexpr, stage, own, ds_buf, k_buf, C: gl.constexpr):
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """Has the copy engine add a tile to what is there; Gluon has a word for copying alone."""
+    """Has the copy engine add a tile to what is there; Gluon has a word for it from Triton 3.8 on."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+
+
+add = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else add_shared_to_global
+
+
+@builtin
+def shown(memory, *form, _semantic=None):
+    """The same shared memory in another form; its method was a private one before Triton 3.9."""
+    kind = type(memory)
+    method = kind.reinterpret if hasattr(kind, "reinterpret") else kind._reinterpret
+    return method(memory, *form, _semantic=_semantic)
 
 
 @gluon.jit
@@ -165,7 +187,7 @@ def add_up(W: gl.constexpr, sums_desc, dq, dq_smem, head, at, T, C: gl.constexpr
     tma.store_wait(0)
     dq_smem.store(dq)
     hopper.fence_async_shared()
-    add_shared_to_global(sums_desc, [head * T.K + at + first, beside], dq_smem)
+    add(sums_desc, [head * T.K + at + first, beside], dq_smem)
 
 
 @gluon.jit
@@ -283,7 +305,8 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, slips, T
     # Where blocks are as small as the keys of a warpgroup, none of the first one's queries sees the keys of the second.
     HIDDEN: gl.constexpr = W == 1 and C.CAUSAL and C.COLS == C.ROWS
     dq_smem = dq_buf.index(W)
-    out_smem = dq_smem._reinterpret(gl.bfloat16, [C.ROWS, C.D], dk_desc.layout)
+    # As many bytes in another form, of which a tile of 64 columns takes half.
+    out_smem = shown(dq_smem, gl.bfloat16, [8192 // C.D, C.D], dk_desc.layout).slice(0, C.ROWS, 0)
     ring = gl.to_tensor(0), gl.to_tensor(0)
     step, tile = gl.to_tensor(0), gl.program_id(0)
     while tile < tiles_of(heads, T, C):
@@ -341,11 +364,11 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, slips, T
         tma.store_wait(0)
         out_smem.store(dk.to(gl.bfloat16))
         hopper.fence_async_shared()
-        tma.async_copy_shared_to_global(dk_desc, [head * T.Q + mine, 0], out_smem)
+        store(dk_desc, [head * T.Q + mine, 0], out_smem)
         tma.store_wait(0)
         out_smem.store(dv.to(gl.bfloat16))
         hopper.fence_async_shared()
-        tma.async_copy_shared_to_global(dv_desc, [head * T.Q + mine, 0], out_smem)
+        store(dv_desc, [head * T.Q + mine, 0], out_smem)
         tile = drawn(step, slips, C)
         step += 1
     tma.store_wait(0)
