@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from heedful._errors import InvalidArgument
 
@@ -137,9 +138,19 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if autocasting else nullcontext()
 
 
+def differentiating_forward() -> bool:
+    """Whether torch takes derivatives along with results, which kernels without a rule for it cannot give."""
+    return forward_ad._current_level >= 0
+
+
+def transforming() -> bool:
+    """Whether that or one of torch.func's transforms runs: neither hooks nor fused kernels see into these."""
+    return bool(torch._C._are_functorch_transforms_active()) or differentiating_forward()
+
+
 def readable(x: Tensor) -> bool:
     """Whether a value may decide a branch: not where it would wait for a device, nor while torch traces or transforms."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    traced = torch.compiler.is_compiling() or transforming()
     return not traced and x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
@@ -151,7 +162,7 @@ SETTLED: frozenset[str] = frozenset({"cuda"})
 def lasting(device: torch.device) -> int | None:
     """The stream on which later calls may read what is made now; None where none may: somebody traces or transforms, or a graph's capture
     makes it for itself alone."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or transforming():
         return None
     if torch._C._len_torch_dispatch_stack() or device.type not in SETTLED:
         return None

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from heedful import (
     Cosine,
@@ -364,6 +365,33 @@ def test_transforms_of_torch_func(impl, monkeypatch):
     torch.testing.assert_close(by_query, torch.autograd.grad(loss(leaf, key, value), leaf)[0])
     samples = torch.func.vmap(torch.func.grad(loss))(query, key, value)
     torch.testing.assert_close(samples, by_query)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal], ids=["all", "causal"])
+@pytest.mark.parametrize("impl", ["auto", "reference", "stream"])
+@pytest.mark.parametrize("kernel", [Softmax(), Gaussian(2.0), Sigmoid(bias=-1.0)], ids=lambda x: type(x).__name__)
+def test_derivatives_along_a_direction(kernel, impl, mask):
+    """Forward-mode derivatives, which torch's fused attention refuses, are those by differences; kernels without them are refused."""
+    vectors = inputs()
+    along = [torch.randn_like(x) for x in vectors]
+
+    def at(step):
+        return attend(
+            *(x + step * y for x, y in zip(vectors, along, strict=True)), mask, kernel=kernel, impl="reference"
+        )
+
+    wanted = (at(1e-5) - at(-1e-5)) / 2e-5
+    _, found = torch.func.jvp(lambda *x: attend(*x, mask, kernel=kernel, impl=impl), tuple(vectors), tuple(along))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+    for _ in range(2):
+        attend(*vectors, mask, kernel=kernel)  # settles the call, where it can be
+    with forward_ad.dual_level():
+        dual = [forward_ad.make_dual(x, y) for x, y in zip(vectors, along, strict=True)]
+        found = forward_ad.unpack_dual(attend(*dual, mask, kernel=kernel, impl=impl)).tangent
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+        for fused in ("triton", "short", "sdpa"):
+            with pytest.raises(Unsupported):
+                attend(*dual, mask, kernel=kernel, impl=fused)
 
 
 @pytest.mark.parametrize("name", ["softmax", "gaussian", "sigmoid", "elu", "higher-order"])

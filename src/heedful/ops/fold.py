@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from heedful._runtime import differentiating_forward
 from heedful.kernels.forms import Folded
 from heedful.masks import split_causal
 from heedful.masks.factors import side_by_side
@@ -169,6 +170,8 @@ def refuse(request: Request) -> str | None:
         return "rows are not normalised by their sum"
     if not request.kernel.folds:
         return "the score is no inner product plus a term of the key"
+    if differentiating_forward():
+        return "torch's fused attention has no forward-mode derivative"
     narrow = request.query.dtype.itemsize == 2 and request.query.device.type == "cuda"
     if narrow and request.bias is not None and request.bias.dtype != request.query.dtype:
         return (

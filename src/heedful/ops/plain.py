@@ -48,7 +48,7 @@ def signature(
     """All that decides how such a call is computed; None where more does."""
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
-    if not (scale is None or type(scale) is float) or torch._C._are_functorch_transforms_active():
+    if not (scale is None or type(scale) is float) or _runtime.transforming():
         return None
     device, dtype = query.device, query.dtype
     masking = _masking(attn_mask, is_causal, device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from heedful._runtime import transforming
 from heedful.kernels import Kernel
 from heedful.masks import Region, cut
 from heedful.masks.algebra import Range, cut_along
@@ -26,7 +27,7 @@ def run(request: Request) -> Tensor:
     lead = request.shape[:-2]
     query, key, value = (x.expand(*lead, *x.shape[-2:]) for x in (request.query, request.key, request.value))
     request = request._replace(query=query, key=key, value=value)
-    if torch.compiler.is_compiling() or request.dropout_p or _transforming():
+    if torch.compiler.is_compiling() or request.dropout_p or transforming():
         return _traceable(request)
     names, tensors = zip(*request.kernel.tensors().items(), strict=True) if request.kernel.tensors() else ((), ())
     return _Stream.apply(request, names, query, key, value, request.bias, *(request.factors or (None, None)), *tensors)
@@ -126,7 +127,7 @@ def _traceable(request: Request) -> Tensor:
     bias = [] if request.bias is None else [request.bias]
     learned = [*bias, *(request.factors or ()), *request.kernel.tensors().values()]
     asks = [request.query, request.key, request.value, *learned]
-    recompute = torch.is_grad_enabled() and not _transforming() and any(x.requires_grad for x in asks)
+    recompute = torch.is_grad_enabled() and not transforming() and any(x.requires_grad for x in asks)
     out: dict[tuple[Range, ...], list[Tensor]] = {}
     for at in _blocks(request):
         pieces = _pieces(request, at)
@@ -224,11 +225,6 @@ def _of_heads(kernel: Kernel, at: Region, shape: tuple[int, ...]) -> Kernel:
 def _empty(kernel: Kernel) -> Kernel:
     """The kernel without its tensors' values, which autograd keeps."""
     return kernel.with_tensors({name: t.detach().to("meta") for name, t in kernel.tensors().items()})
-
-
-def _transforming() -> bool:
-    """Whether one of torch.func's transforms is running, which sees neither hooks nor values."""
-    return bool(torch._C._are_functorch_transforms_active())
 
 
 def cost(request: Request) -> Cost:

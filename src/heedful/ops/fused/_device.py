@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from heedful._runtime import transforming
+
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -42,8 +44,8 @@ def interpreting() -> bool:
 
 def unable(x: Tensor) -> str | None:
     """Why fused kernels cannot serve this tensor here, whatever the kernel."""
-    if torch._C._are_functorch_transforms_active():
-        return "torch.func's transforms do not see into fused kernels"
+    if transforming():
+        return "torch.func's transforms and forward-mode differentiation do not see into fused kernels"
     if not HAS_TRITON:
         return "triton is not installed"
     if x.dtype == torch.float64:
@@ -58,11 +60,11 @@ def unable(x: Tensor) -> str | None:
 
 
 def able(x: Tensor, devices: frozenset[str]) -> bool:
-    """Whether fused kernels take this tensor on one of these devices: its type and its chip, and torch.func's transforms at rest."""
+    """Whether fused kernels take this tensor on one of these devices: its type and its chip, and no transform runs."""
     if not HAS_TRITON or x.device.type not in devices or x.dtype == torch.float64 or x.numel() == 0:
         return False
     old = x.device.type == "cuda" and chip(x.device).major < 8
-    return not old and not torch._C._are_functorch_transforms_active()
+    return not old and not transforming()
 
 
 def current(x: Tensor) -> AbstractContextManager[Any]:

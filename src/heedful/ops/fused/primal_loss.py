@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heedful._runtime import transforming
 from heedful.ops.fused._device import power_of_2
 from heedful.ops.fused._eager import eager, recorded
 from heedful.ops.fused.primal_ops import AVAILABLE, launch_of, no_second, whole
@@ -21,7 +22,7 @@ def usable(energy: Tensor, lam: Tensor, product: Tensor, tokens: Tensor, devices
     if lam.shape != energy.shape[2:] or product.shape != lam.shape[:1] or tokens.shape != energy.shape[:1]:
         return False
     here = energy.device.type in devices and energy.device == lam.device and energy.dtype == torch.float32
-    return here and AVAILABLE and lam.numel() <= MOST and not torch._C._are_functorch_transforms_active()
+    return here and AVAILABLE and lam.numel() <= MOST and not transforming()
 
 
 def _loss_sizes(energy: Tensor) -> dict[str, Any]:

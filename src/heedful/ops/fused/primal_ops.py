@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import Unsupported
+from heedful._runtime import transforming
 from heedful.ops.fused._device import (
     HAS_TRITON,
     ROOMY,
@@ -48,7 +49,7 @@ def _largest(device: torch.device, dtype: torch.dtype) -> int:
 
 def usable(x: Tensor, size: int, width: int, rank: int, devices: frozenset[str]) -> bool:
     """Whether the kernels take queries and keys of this size, held by x, outputs of this width and scores of this rank."""
-    if x.device.type not in devices or x.numel() == 0 or torch._C._are_functorch_transforms_active():
+    if x.device.type not in devices or x.numel() == 0 or transforming():
         return False
     # Dynamo traces no cache.
     largest = _largest.__wrapped__ if torch.compiler.is_compiling() else _largest
