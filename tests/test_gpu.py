@@ -7,6 +7,7 @@ import torch
 
 import listed as contracts
 from heedful import FeatureMap, Gaussian, Polynomial, ReluSquared, Sigmoid, Softmax, attend, masks
+from heedful.ops import plain
 from listed import CASES, KERNELS, Case, Comparison, accepted, relative_error, results
 
 pytestmark = [
@@ -672,6 +673,54 @@ def test_a_graph_reads_a_mask_when_it_is_replayed():
         wanted = attend(*x.double().unbind(), mask, kernel=Sigmoid(), impl="reference")
         assert relative_error(out, wanted) < 1e-2
         assert relative_error(attend(*x.unbind(), mask, kernel=Sigmoid()), wanted) < 1e-2
+
+
+def test_a_graph_keeps_the_numbers_of_its_kernels(monkeypatch):
+    """Also when so many signatures were seen that all were forgotten, and their memory was given to others."""
+    monkeypatch.setattr(plain, "MOST", 1)
+    x = torch.randn(3, 16, 16, 256, 64, device="cuda", dtype=torch.bfloat16)
+    kernel = Sigmoid(bias=-3.125)
+    for _ in range(2):
+        attend(*x.unbind(), kernel=kernel)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(*x.unbind(), kernel=kernel)
+    attend(*x[:, :8].unbind(), kernel=kernel)
+    torch.cuda.empty_cache()
+    others = [torch.full((128,), 7.0, device="cuda") for _ in range(4096)]
+    graph.replay()
+    assert relative_error(out, attend(*x.double().unbind(), kernel=kernel, impl="reference")) < 1e-2
+    assert len(others) == 4096
+
+
+def test_numbers_of_a_kernel_wait_for_no_other_stream():
+    x = torch.randn(3, 16, 16, 256, 64, device="cuda", dtype=torch.bfloat16)
+    attend(*x.unbind(), kernel=Sigmoid(bias=-2.0))  # compiled
+    kernel, (first, second) = Sigmoid(bias=-2.75), (torch.cuda.Stream(), torch.cuda.Stream())
+    torch.cuda.synchronize()
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(10**9)
+        attend(*x.unbind(), kernel=kernel)
+    with torch.cuda.stream(second):
+        found = [attend(*x.unbind(), kernel=kernel) for _ in range(2)]
+    torch.cuda.synchronize()
+    wanted = attend(*x.double().unbind(), kernel=kernel, impl="reference")
+    for out in found:
+        assert relative_error(out, wanted) < 1e-2
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("mask", [None, masks.padding(torch.arange(16) * 16 + 1)], ids=["none", "padding"])
+def test_another_gpu_than_the_current_one(mask):
+    for _ in range(3):
+        x = torch.randn(3, 16, 16, 256, 64, device="cuda:1", dtype=torch.bfloat16).requires_grad_()
+        out = attend(*x.unbind(), mask, kernel=Sigmoid(bias=-2.0))
+        (gradient,) = torch.autograd.grad(out.float().square().sum(), x)
+        exact = x.detach().double().requires_grad_()
+        wanted = attend(*exact.unbind(), mask, kernel=Sigmoid(bias=-2.0), impl="reference")
+        (other,) = torch.autograd.grad(wanted.square().sum(), exact)
+        assert relative_error(out, wanted) < 1e-2
+        assert relative_error(gradient, other) < 2e-2
 
 
 @pytest.mark.parametrize("size", [64, 128])

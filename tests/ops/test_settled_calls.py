@@ -24,7 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import heedful
 from heedful import Gaussian, InvalidArgument, ReluSquared, Sigmoid, Softmax, _attend, _runtime, attend, masks
 from heedful.ops import fused, plain
-from heedful.ops.fused import _backward, _blocks, _forward, listing, prepared
+from heedful.ops.fused import _backward, _blocks, _forward, listing, operators, prepared
 from heedful.ops.fused._blocks import Terms
 from interpreted import needs_interpreter
 
@@ -450,6 +450,49 @@ def test_what_a_mode_makes_is_its_own(mode):
     for _ in range(2):
         vectors = drawn()
         assert_right(vectors, outcome(vectors, masks.causal, **how), masks.causal, **how)
+
+
+def test_numbers_of_a_stream_and_of_a_graph(monkeypatch):
+    """Each stream fills its own; what a graph reads stays where it is when signatures were many."""
+    kernel, vectors = Sigmoid(bias=-1.0), drawn(grad=False)
+    streams = {}
+    monkeypatch.setattr(operators, "OF_GRAPHS", [])
+    for stream in (7, 7, 8, None, None):
+        monkeypatch.setattr(operators, "lasting", lambda device, stream=stream: stream)
+        attend(*vectors, kernel=kernel)
+        (settled,) = plain.KNOWN.values()
+        streams.setdefault(stream, []).append([x.data_ptr() for x in settled.rows()])
+    assert streams[7][0] == streams[7][1] == streams[None][0] == streams[None][1] != streams[8][0]
+    kept = [weakref.ref(x) for x in settled.rows()]
+    del settled
+    plain.KNOWN.clear()
+    gc.collect()
+    assert all(one() is not None for one in kept)
+    assert len(operators.OF_GRAPHS) == 1
+
+
+def test_a_first_call_in_a_capture_keeps_no_numbers(monkeypatch):
+    monkeypatch.setattr(operators, "lasting", lambda device: None)
+    monkeypatch.setattr(operators, "OF_GRAPHS", [])
+    settled = operators.Settled((1.0, 2.0), H, torch.device("cpu"), is_learned=False)
+    assert settled.rows()[1] is not settled.rows()[1]
+    assert torch.equal(settled.rows()[1], torch.full((H,), 2.0))
+    assert not operators.OF_GRAPHS
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_what_begins_anywhere_is_settled(offset, anew):
+    """Lengths that are a part of others, and a row of a table of parameters."""
+    several, table = torch.tensor([41, 3, 17, 29, 5, 11]), torch.rand(9 * H).add(0.5).requires_grad_()
+    for at in range(3):
+        anew.clear()
+        mask, kernel = masks.padding(several[offset : offset + B]), Sigmoid(bias=table[offset : offset + H])
+        vectors = drawn()
+        exact = [doubled(x) for x in vectors]
+        wanted = outcome(exact, mask, kernel=Sigmoid(bias=kernel.bias.detach().double()), impl="reference")
+        for one, other in zip(outcome(vectors, mask, kernel=kernel), wanted, strict=True):
+            assert float((one.double() - other).norm()) <= 2e-5 * float(other.norm())
+        assert not anew or at < 2
 
 
 def test_causality_twice_is_causality():

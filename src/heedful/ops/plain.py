@@ -106,7 +106,7 @@ def run(
     if attn_mask is not None and attn_mask is not masks.causal:
         seen = fused.sight(attn_mask, is_causal, (*query.shape[:3], key.shape[2]), query.device)
     if is_learned:
-        parameters = fused.parameters(kernel.with_scale(scale), *known.parameters)  # type: ignore[attr-defined]
+        parameters = fused.parameters(kernel.with_scale(scale), *known.rows())  # type: ignore[attr-defined]
     return known(query, key, value, seen, parameters)
 
 

@@ -173,22 +173,28 @@ def ready(request: Request) -> Callable[..., Tensor] | None:
         return None
     from heedful.ops.fused.operators import Settled
 
-    heads = query.shape[1]
-    with torch.inference_mode(False), torch.no_grad():
-        # Learned ones are those of each call (`parameters`): nothing of this one is kept.
-        scale, bias = (0.0 if isinstance(x, Tensor) else x for x in (form.alpha, form.beta))
-        alpha = _by_head(query.shape[-1] ** -0.5 if scale is None else scale, heads, query)
-        beta = _by_head(bias or 0.0, heads, query) if isinstance(form.beta, Tensor) or form.beta != 0 else None
+    # Learned ones are those of each call (`parameters`): nothing of this one is kept.
+    alpha = (
+        query.shape[-1] ** -0.5 if form.alpha is None else 0.0 if isinstance(form.alpha, Tensor) else float(form.alpha)
+    )
+    beta = 0.0 if isinstance(form.beta, Tensor) else float(form.beta) or None
     seen = sight(request.mask, False, request.shape, query.device)
-    return Settled(alpha, beta, *_settings(form, seen, value.dtype), is_learned=bool(kernel.tensors()))
+    settings = _settings(form, seen, value.dtype)
+    return Settled((alpha, beta), query.shape[1], query.device, *settings, is_learned=bool(kernel.tensors()))
 
 
 def parameters(kernel: Kernel, alpha: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """These of a kernel that `ready` has served, with its tensors as they are now."""
     form, heads = kernel.fused_form, alpha.shape[0]
     assert form is not None
-    alpha = _by_head(form.alpha, heads, alpha) if isinstance(form.alpha, Tensor) else alpha
-    return alpha, _by_head(form.beta, heads, alpha) if isinstance(form.beta, Tensor) else beta
+    alpha = _begun(form.alpha, heads, alpha) if isinstance(form.alpha, Tensor) else alpha
+    return alpha, _begun(form.beta, heads, alpha) if isinstance(form.beta, Tensor) else beta
+
+
+def _begun(parameter: Tensor, heads: int, like: Tensor) -> Tensor:
+    """One for each head, which begins where kernels may count on it."""
+    found = _by_head(parameter, heads, like)
+    return found.clone() if found.data_ptr() % 16 else found
 
 
 def sight(attn_mask: Mask | Tensor | None, is_causal: bool, shape: tuple[int, ...], device: torch.device) -> Sight:

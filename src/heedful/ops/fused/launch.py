@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from heedful import _runtime
 from heedful.ops.fused import _backward, _blocks, _forward, prepared, serving
 from heedful.ops.fused._blocks import NONE, Constants, Spec, Terms
-from heedful.ops.fused._device import Setting, chip, fitting, interpreting, power_of_2, settings, unit_stride
+from heedful.ops.fused._device import Setting, chip, current, fitting, interpreting, power_of_2, settings, unit_stride
 from heedful.ops.fused._linked import LINKED
 from heedful.ops.fused.activations import UNITS
 from heedful.ops.fused.listing import COUNT, FULL, MASKING, ORDER, Sight
@@ -86,8 +86,11 @@ def forward(problem: Problem, sight: Sight | None = None) -> tuple[Tensor, Tenso
 
     `sight` is that of the problem's mask, where somebody keeps it.
     """
+    if _is_elsewhere(problem.query):
+        with current(problem.query):
+            return forward(problem, sight)
     sight = sight or Sight.of(problem)
-    form = form_of("forward", problem, problem[:5])
+    form = form_of("forward", problem, problem[:5], sight=sight)
     known = prepared.KNOWN.get(form)
     if known is not None:
         out, stat = known.run(problem[:5], problem.query.device, sight)
@@ -99,16 +102,24 @@ def forward(problem: Problem, sight: Sight | None = None) -> tuple[Tensor, Tenso
     return found
 
 
+def _is_elsewhere(x: Tensor) -> bool:
+    """Whether a tensor lies on another GPU than the current one, on which Triton launches."""
+    return x.is_cuda and x.device.index != torch._C._cuda_getDevice()
+
+
 def form_of(
-    kind: str, problem: Problem, tensors: Sequence[Tensor | None], wanted: Sequence[bool] = ()
-) -> Hashable | None:
-    """The form of a problem whose launches may be kept: nothing added to scores."""
+    kind: str, problem: Problem, tensors: Sequence[Tensor | None], wanted: Sequence[bool] = (), sight: Sight | None = None
+) -> Hashable | None:  # fmt: skip
+    """The form of a problem whose launches may be kept: nothing added to scores. `sight` is that of its mask, if any."""
     if problem.query.device.type not in _runtime.SETTLED or any(x is not None for x in problem[5:8]):
         return None
     if prepared.is_watched():
         return None
     settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    return prepared.form((*tensors, *problem[8:13]), kind, *wanted, *problem.block_size, *problem[14:], *settings)
+    if sight is not None and sight.places % prepared.ALIGNED:
+        return None
+    masking = [None if x is None else (x.shape, x.stride(), x.dtype) for x in problem[8:13]]
+    return prepared.form(tensors, kind, *wanted, *problem.block_size, *problem[14:], *settings, *masking)
 
 
 def _forward_anew(problem: Problem, sight: Sight, recorder: Recorder) -> tuple[Tensor, Tensor]:
@@ -173,9 +184,12 @@ def backward(
     problem: Problem, out: Tensor, stat: Tensor, above: Tensor, wanted: Sequence[bool], sight: Sight | None = None
 ) -> Gradients:
     """Gradients of everything; those of alpha, beta, left, right and bias are empty where they are not wanted."""
+    if _is_elsewhere(problem.query):
+        with current(problem.query):
+            return backward(problem, out, stat, above, wanted, sight)
     sight = sight or Sight.of(problem)
     given = *problem[:5], out, stat, above
-    form = form_of("backward", problem, given, wanted)
+    form = form_of("backward", problem, given, wanted, sight)
     known = prepared.KNOWN.get(form)
     if known is not None:
         unwanted = stat.new_empty(0)

@@ -37,10 +37,10 @@ class Sight:
 
     @cached_property
     def places(self) -> int:
-        """Where tensors begin, as one number that is a multiple of what they all are."""
+        """Where tensors that kernels read begin, as one number that is a multiple of what they all are."""
         places = 0
-        for x in self.given:
-            places |= 0 if x is None else x.data_ptr()
+        for name, x in zip(MASKING, self.given, strict=True):
+            places |= 0 if x is None else self.tensor(name).data_ptr()
         return places
 
     @classmethod

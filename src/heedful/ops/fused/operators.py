@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful._errors import Unsupported
+from heedful._runtime import lasting
 from heedful.ops.fused._eager import eager, recorded
 from heedful.ops.fused.listing import MASKING, Sight
 
@@ -188,6 +189,8 @@ def attention(*inputs: Any, sight: Sight) -> Tensor:
 
 
 Parameters = tuple[Tensor, Tensor | None]
+# What captured graphs read and no call may hold any more.
+OF_GRAPHS: list[Parameters] = []
 """Alpha and beta."""
 
 
@@ -198,10 +201,39 @@ class Settled:
     `sight` is that of a mask that is more than bounds of j - i.
     """
 
-    def __init__(self, alpha: Tensor, beta: Tensor | None, *settings: Any, is_learned: bool = False) -> None:
-        self.parameters, self.settings, self.is_learned = (alpha, beta), settings, is_learned
-        self.device = alpha.device
+    def __init__(
+        self, numbers: tuple[float, float | None], heads: int, device: torch.device, *settings: Any, is_learned: bool
+    ) -> None:
+        self.numbers, self.heads, self.device = numbers, heads, device
+        self.settings, self.is_learned = settings, is_learned
         self.launches: dict[Any, Any] = {}
+        self._rows: dict[int | None, Parameters] = {}
+        self.rows()
+
+    def rows(self) -> Parameters:
+        """Alpha and beta of each head, where they are numbers: made once for a stream, and never freed once a graph reads them."""
+        stream = lasting(self.device)
+        found = self._rows.get(stream)
+        if found is None:
+            if stream is None and self._rows:
+                # A capture begins when all before it is done, and knows addresses alone.
+                found = next(iter(self._rows.values()))
+                OF_GRAPHS.append(found)
+            else:
+                found = self._made_rows()
+                if stream is None:
+                    return found
+            self._rows[stream] = found
+        return found
+
+    def _made_rows(self) -> Parameters:
+        with torch.inference_mode(False), torch.no_grad():
+            alpha, beta = (
+                None if x is None else torch.full((self.heads,), x, dtype=torch.float32, device=self.device)
+                for x in self.numbers
+            )
+        assert alpha is not None
+        return alpha, beta
 
     def __call__(
         self,
@@ -211,7 +243,7 @@ class Settled:
         sight: Sight | None = None,
         parameters: Parameters | None = None,
     ) -> Tensor:
-        given = query, key, value, *(self.parameters if parameters is None else parameters)
+        given = query, key, value, *(self.rows() if parameters is None else parameters)
         if torch._C._len_torch_dispatch_stack():
             return fused_attention(*self._arguments(given, sight))[0]
         if recorded(*given):
@@ -232,7 +264,7 @@ class Settled:
 
         problem = launch.Problem(*self._arguments(given, sight))
         found = launch.forward(problem, sight)
-        self._keep(strides, launch.form_of("forward", problem, given))
+        self._keep(strides, launch.form_of("forward", problem, given, sight=sight))
         return found
 
     def backward(
@@ -251,7 +283,7 @@ class Settled:
 
         problem = launch.Problem(*inputs, *self.settings)
         found = launch.backward(problem, out, stat, above, wanted, sight)
-        self._keep(strides, launch.form_of("backward", problem, given, wanted))
+        self._keep(strides, launch.form_of("backward", problem, given, wanted, sight))
         return found
 
     def _known(self, strides: Any, given: Sequence[Any], sight: Sight | None) -> Any:
