@@ -2,8 +2,8 @@
 
 Compiles each form of the forward and backward passes for compute capability 9.0 and prints registers of a thread, bytes of shared
 memory, instructions that spill registers, and of the innermost loop that multiplies its instructions, products, and instructions that
-wait for another unit (exponentials, shared memory) or spill. Needs a version of Triton that compiles the kernels, which are more than
-those that they serve with, and no GPU: whether a change spills registers is known before it is timed.
+wait for another unit (exponentials, shared memory) or spill. Needs a version of Triton that has the kernels, and no GPU: whether a
+change spills registers is known before it is timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from torch import Tensor
 from heedful.ops.fused import launch, serving
 from heedful.ops.fused._device import Chip
 
-COMPILE = (*serving.HOPPER, "3.7.", "3.8.", "3.9.")  # versions of Triton that do
 EXP = {"activation": "exp", "distance": True}
 KERNELS: dict[str, dict[str, Any]] = {
     "sigmoid": {"activation": "sigmoid"},
@@ -125,7 +124,7 @@ def takes(way: str, given: launch.Problem) -> dict[str, Any]:
         terms, deltas = eighths if given.distance or divided else None, eighths if divided else None
         left = torch.empty(rows.numel() // 64, dtype=torch.int32) if causal else None
         sums = torch.empty(given.query.shape)
-        hopper_backward.backward(given, x[0], terms, deltas, norms, sums, tickets, *x[1:], left, run)
+        hopper_backward.backward(given, x[0], terms, deltas, norms, sums, *x[1:], left, run)
     return found[-1]
 
 
@@ -140,9 +139,9 @@ def main(given: list[str] | None = None) -> int:
     asked = parser.parse_args(given)
     import triton
 
-    if not triton.__version__.startswith(COMPILE) or launch.INTERPRETED:
+    if not triton.__version__.startswith(serving.HOPPER) or launch.INTERPRETED:
         parser.error(
-            f"the kernels for Hopper are compiled by Triton {', '.join(x + '*' for x in COMPILE)}; this is {triton.__version__}"
+            f"the kernels for Hopper are made for Triton {serving.VERSIONS}; this is {triton.__version__}"
             + (" in its interpreter: unset TRITON_INTERPRET" if launch.INTERPRETED else "")
         )
     from heedful.ops.fused import hopper, hopper_backward

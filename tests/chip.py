@@ -315,23 +315,31 @@ def _lines(asm):
 
 def _packed(x, pack):
     """The numbers of a thread of a warpgroup, `pack` at a time: pairs of a row, the row eight below, then eight columns on."""
-    if pack == 1:
-        return x[..., None]
+    if pack <= 2:  # of any layout
+        return x.reshape(-1, pack)
     tall = x.view(-1, 2, 8, x.shape[1] // 8, 4, 2)  # warp, half, row, columns, lane, pair
     return tall.permute(0, 2, 4, 3, 1, 5).reshape(-1, pack)
 
 
 def _unpacked(x, shape):
-    if x.shape[-1] == 1:
-        return x[..., 0]
+    if x.shape[-1] <= 2:
+        return x.reshape(shape)
     tall = x.reshape(-1, 8, 4, shape[1] // 8, 2, 2)
     return tall.permute(0, 4, 1, 3, 2, 5).reshape(shape)
+
+
+def _words(columns):
+    """The registers of columns of numbers: of two bytes each, two share one."""
+    found = [column.contiguous() for column in columns.unbind(-1)]
+    if columns.dtype == torch.bfloat16:
+        return [_halves(high.float(), low.float()) for low, high in zip(found[::2], found[1::2], strict=True)]
+    return found
 
 
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     first = sum(kind.startswith("=") for kind in constraints.split(","))
-    given = (column.contiguous() for x in args for column in _packed(torch.Tensor(x), pack).unbind(-1))
+    given = (word for x in args for word in _words(_packed(torch.Tensor(x), pack)))
     registers = {f"${at}": x.view(torch.int32) for at, x in enumerate(given, first)}
     for word, (to, *sources) in _lines(asm):
         registers[to] = WORDS[word](*(registers[x] if x in registers else _constant(x) for x in sources))

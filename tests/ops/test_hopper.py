@@ -120,7 +120,7 @@ def test_what_is_left_is_computed_behind(kernel, causal, monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(out.sum(), leaves), gradients, rtol=1e-4, atol=1e-4)
 
 
-def in_one_pass(problem, above, terms, deltas, norms, sums, tickets, dk, dv, left, launch):
+def in_one_pass(problem, above, terms, deltas, norms, sums, dk, dv, left, launch):
     """What the kernel for Hopper computes, from what it is given: gradients of keys and values, norms of keys, and sums of ds' k."""
     query, key, value = problem[:3]
     alpha = problem.alpha[:, None, None]
@@ -156,8 +156,8 @@ def test_a_backward_pass_in_one_kernel(kernel, causal, monkeypatch):
     gradients = torch.autograd.grad(wanted, leaves, above)
     calls = []
 
-    def stand_in(problem, above, terms, deltas, norms, sums, tickets, dk, dv, left, launch):
-        in_one_pass(problem, above, terms, deltas, norms, sums, tickets, dk, dv, left, launch)
+    def stand_in(problem, above, terms, deltas, norms, sums, dk, dv, left, launch):
+        in_one_pass(problem, above, terms, deltas, norms, sums, dk, dv, left, launch)
         calls.append(left)
         if left is not None:
             left.view(2, 3, 3)[0, 1, 2] = 1
@@ -197,13 +197,21 @@ def test_heads_that_are_ordered_together_stay_few():
 
 
 def test_programs_that_draw_tiles_are_no_more_than_tiles():
-    drawn = hopper.form(problem(activation="exp", distance=True), stat=True)
+    drawn = hopper.form(problem(length=1152, activation="exp", distance=True), stat=True)
     assert drawn.TICKETS
     assert hopper.shares(64, 4096, 4096, drawn, 132) == (132, hopper.near(4096, 64))
     assert hopper.shares(3, 128, 128, drawn, 132)[0] == 3
 
 
-@pytest.mark.parametrize(("length", "causal", "warpgroups"), [(512, True, 2), (1024, True, 2), (1152, True, 3), (512, False, 3)])  # fmt: skip
+@pytest.mark.parametrize(("length", "size", "causal", "measured"), [(256, 64, False, True), (512, 64, False, False), (512, 128, False, False), (512, 64, True, True), (1024, 128, True, True), (1152, 128, True, False)])  # fmt: skip
+def test_norms_of_few_keys_are_taken_as_they_come_in(length, size, causal, measured):
+    given = problem(length=length, size=size, high=0 if causal else None, activation="exp", distance=True)
+    chosen = hopper.form(given, stat=True)
+    assert (measured, not measured) == (chosen.MEASURED, chosen.TICKETS)
+    assert not hopper.form(given._replace(distance=False), stat=True).MEASURED
+
+
+@pytest.mark.parametrize(("length", "causal", "warpgroups"), [(512, True, 2), (1024, True, 2), (1152, True, 3), (256, False, 2), (384, False, 3), (512, False, 3)])  # fmt: skip
 def test_tiles_are_low_where_tall_ones_would_be_empty(length, causal, warpgroups):
     given = problem(length=length, high=0 if causal else None)
     assert warpgroups == hopper.form(given, stat=True).CONSUMERS

@@ -110,6 +110,17 @@ def test_forward_with_three_warpgroups_under_causality(kernel, monkeypatch):
     assert_near(out, formula(given, *doubled(given)))
 
 
+@every_form
+@pytest.mark.parametrize("kernel", ["gaussian raw", "gaussian"])
+def test_forward_behind_a_launch_that_takes_norms(kernel, size, causal, chip, monkeypatch):
+    """As for long sequences."""
+    monkeypatch.setattr(hopper, "BRIEF", 0)
+    given = problem(kernel, size, causal)
+    out, stat = launch.forward(given)
+    assert_near(out, formula(given, *doubled(given)))
+    assert all(bool(marks.isfinite().all()) for marks in (stat, *chip.left))
+
+
 @pytest.mark.parametrize("factor", [1.0, 20.0, 300.0])
 @pytest.mark.parametrize("kernel", ["softmax", "gaussian"])
 def test_rows_beyond_the_range_are_left(kernel, factor, chip):

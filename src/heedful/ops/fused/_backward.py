@@ -444,10 +444,10 @@ def thirds(x):
 
 @triton.jit
 def clear(
-    sums_, tickets_, terms_, deltas_, q_, do_, out_, dots_, stat_, alpha_, H, n, qb, qh, qn, ob, oh, on,
+    sums_, terms_, deltas_, q_, do_, out_, dots_, stat_, alpha_, H, n, qb, qh, qn, ob, oh, on,
     D: tl.constexpr, BM: tl.constexpr, UNIT: tl.constexpr, DIVIDED: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
-    """What sums [B, H, n, D] of gradients of queries and the count of tiles begin with, and what is added to all scores of a row, before they are scaled.
+    """What sums [B, H, n, D] of gradients of queries begin with, and what is added to all scores of a row, before they are scaled.
 
     That is less log2 of the sum of the row where rows are divided, do . out of gradients of scores then, and |q|^2 / 2 of distances else.
     The gradient of a distance loses q_i sum_j ds_ij, where sum_j p_ij (do_i . v_j) = do_i . out_i: of rows that are divided that is zero.
@@ -455,8 +455,6 @@ def clear(
     linked()
     blocks = n // BM
     pid = tl.program_id(0)
-    if pid == 0:
-        tl.store(tickets_, 0)
     b, h, rows, d = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM), tl.arange(0, D)
     line = (b * H + h).to(tl.int64) * n + rows
     at, eight = line[:, None] * D + d[None, :], line[:, None] * 8 + tl.arange(0, 8)[None, :]

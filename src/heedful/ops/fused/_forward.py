@@ -25,10 +25,13 @@ def forward(q_, k_, v_, out_, stat_, T, C: tl.constexpr, SAFE: tl.constexpr):
 
 @triton.jit
 def half_squares(x_, out_, tickets_, H, n, xb, xh, xn, D: tl.constexpr, BM: tl.constexpr):
-    """Half the squared norm of every row, for the kernel behind, whose count of tiles begins at zero."""
+    """Half the squared norm of every row, for the kernel behind, whose count of tiles begins at zero.
+
+    From the last row to the first, with which that kernel begins: the cache still has them.
+    """
     linked()
     blocks = n // BM
-    pid = tl.program_id(0)
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
     if pid == 0:
         tl.store(tickets_, 0)
     b, h, rows = pid // blocks // H, pid // blocks % H, pid % blocks * BM + tl.arange(0, BM)

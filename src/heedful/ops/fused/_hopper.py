@@ -50,6 +50,9 @@ EXACT = gl.constexpr(
     + f"{_four((4, 5, 8, 9), (0, 2))} {_four((6, 7, 10, 11), (1, 3))} }}"
 )
 
+# bfloat16 as float32.
+UNPACKED = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
+
 
 @gluon.jit
 def weighed(t, total, C: gl.constexpr):
@@ -173,10 +176,11 @@ def produce(given, T, C: gl.constexpr):
     alpha, beta, norms, _, tickets = tensors
     heads, H, G, together = counts
     q_buf, k_buf, v_buf, _, term_buf, _, _ = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
+    q_full, q_empty, k_in, k_full, k_empty, v_full, v_empty, _ = barriers
+    READS: gl.constexpr = C.DISTANCE and not C.MEASURED
     cols = gl.arange(0, C.COLS, layout=gl.BlockedLayout([4], [32], [1], [0]))
     ks, kp, vs, vp = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(1)
-    if C.DISTANCE:
+    if READS:
         gdc_wait()  # for norms
     step, tile = gl.to_tensor(0), gl.program_id(0)
     while tile < tiles_of(heads, T, C):
@@ -185,21 +189,21 @@ def produce(given, T, C: gl.constexpr):
         b, h = head // H, head % H
         g = h // (H // G)
         q_row, k_row, v_row = b * T.q[0] + h * T.q[1] + top, b * T.k[0] + g * T.k[1], b * T.v[0] + g * T.v[1]
-        if C.DISTANCE:
+        if READS:
             a2, b2 = of_head(alpha, beta, h, C)
             ours = norms + (b * G + g).to(gl.int64) * (T.K // C.COLS * C.COLS) + cols
             ahead = gl.load(ours + (blocks - 1) * C.COLS)
         for i in range(blocks + 1):
             at = (blocks - 1 - i) * C.COLS
             if i < blocks:
-                fetch(k_desc, k_row + at, g * T.k[2], k_full.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
+                fetch(k_desc, k_row + at, g * T.k[2], k_in.index(ks), k_empty.index(ks), kp, k_buf.index(ks))
             if i == 0:
                 qp = (step // C.AHEAD + 1) % 2
                 for w in gl.static_range(C.CONSUMERS):
                     row, to = q_row + w * C.ROWS, step % C.AHEAD * C.CONSUMERS + w
                     fetch(q_desc, row, h * T.q[2], q_full.index(to), q_empty.index(to), qp, q_buf.index(to))
             if i < blocks:
-                if C.DISTANCE:
+                if READS:
                     # Twice as many places as of keys, since these are given back before their terms are read.
                     term_buf.index(ks + C.STAGES * (kp ^ 1)).store(b2 - a2 * ahead)
                     mbarrier.arrive(k_full.index(ks), count=1)
@@ -211,6 +215,42 @@ def produce(given, T, C: gl.constexpr):
                 vs, vp = following(vs, vp, C.STAGES)
         tile = draw(step, asked, slips, C)
         step += 1
+
+
+@gluon.jit
+def measure(given, T, C: gl.constexpr):
+    """Takes norms of keys as they come in, and hands both on; those of whole heads are written down for other kernels."""
+    _, tensors, counts, buffers, barriers, _ = given
+    alpha, beta, norms, _, _ = tensors
+    heads, H, G, together = counts
+    _, k_buf, _, _, term_buf, _, _ = buffers
+    _, _, k_in, k_full, _, _, _, _ = barriers
+    LINES: gl.constexpr = 64  # at a time, for want of registers
+    part: gl.constexpr = gl.BlockedLayout([1, C.D // 2], [16, 2], [4, 1], [1, 0])
+    lines = gl.arange(0, LINES, layout=gl.SliceLayout(1, part))
+    ks, kp = gl.to_tensor(0), gl.to_tensor(0)
+    step, tile = gl.to_tensor(0), gl.program_id(0)
+    while tile < tiles_of(heads, T, C):
+        head, top, blocks = place(tile, heads, together, T, C)
+        a2, b2 = of_head(alpha, beta, head % H, C)
+        sees_all = blocks * C.COLS == T.K if C.CAUSAL else top == 0
+        ours = norms + (head // H * G + head % H // (H // G)).to(gl.int64) * T.K + lines
+        for i in range(blocks):
+            at = (blocks - 1 - i) * C.COLS
+            mbarrier.wait(k_in.index(ks), kp)
+            for j in gl.static_range(0, C.COLS, LINES):
+                x = gl.inline_asm_elementwise(
+                    UNPACKED, "=f,=f,r", [k_buf.index(ks).slice(j, LINES).load(part)], dtype=gl.float32, is_pure=True, pack=2
+                )  # fmt: skip
+                # A few sums side by side, which do not wait for one another.
+                sums = gl.sum(gl.sum(gl.reshape(x * x, [LINES, C.D // 16, 16]), 2), 1)
+                half = 0.5 * gl.convert_layout(sums, gl.SliceLayout(1, part))
+                term_buf.index(ks + C.STAGES * kp).slice(j, LINES).store(b2 - a2 * half)
+                gl.store(ours + at + j, half, mask=sees_all)
+            mbarrier.arrive(k_full.index(ks), count=1)
+            ks, kp = following(ks, kp, C.STAGES)
+        step += 1
+        tile = turn_of(step)
 
 
 @gluon.jit
@@ -258,7 +298,7 @@ def consume(W: gl.constexpr, given, T, C: gl.constexpr):
     alpha, beta, _, stats, _ = tensors
     heads, H, _, together = counts
     q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
+    q_full, q_empty, _, k_full, k_empty, v_full, v_empty, turn = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.COLS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.D, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
@@ -423,31 +463,36 @@ def forward_kernel(
         one_buf.store(gl.full([8, C.COLS], 1.0, gl.bfloat16, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
         hopper.fence_async_shared()
     q_full, q_empty, turn = barriers_of(C.AHEAD * N, 1), barriers_of(C.AHEAD * N, 1), barriers_of(N, 1)
-    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE else 1), barriers_of(S, N)
+    k_full, k_empty = barriers_of(S, 2 if C.DISTANCE and not C.MEASURED else 1), barriers_of(S, N)
+    k_in = barriers_of(S, 1) if C.MEASURED else k_full
     v_full, v_empty = barriers_of(S, 1), barriers_of(S, N)
     descs, counts = (q_desc, k_desc, v_desc, o_desc), (heads, H, G, together)
     tensors = alpha, beta, norms, stats, tickets
     buffers = q_buf, k_buf, v_buf, o_buf, term_buf, col_buf, one_buf
-    barriers = q_full, q_empty, k_full, k_empty, v_full, v_empty, turn
+    barriers = q_full, q_empty, k_in, k_full, k_empty, v_full, v_empty, turn
+    given = descs, tensors, counts, buffers, barriers, slips_of(C)
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     third: gl.constexpr = 2
-    given = descs, tensors, counts, buffers, barriers, slips_of(C)
-    few: gl.constexpr = 24
-    if N == 2:
-        gl.warp_specialize(
-            [(consume, (first, given, T, C)), (consume, (second, given, T, C)), (produce, (given, T, C))],
-            [4, 1],
-            [C.REGISTERS, few],
-        )
+    more: gl.constexpr = C.REGISTERS
+    few: gl.constexpr = C.FEW
+    if N == 3:
+        gl.warp_specialize([
+            (consume, (first, given, T, C)),
+            (consume, (second, given, T, C)),
+            (consume, (third, given, T, C)),
+            (produce, (given, T, C)),
+        ], [4, 4, 1], [more, more, few])  # fmt: skip
+    elif C.MEASURED:
+        gl.warp_specialize([
+            (consume, (first, given, T, C)),
+            (consume, (second, given, T, C)),
+            (measure, (given, T, C)),
+            (produce, (given, T, C)),
+        ], [4, 4, 1], [more, few, few])  # fmt: skip
     else:
-        gl.warp_specialize(
-            [
-                (consume, (first, given, T, C)),
-                (consume, (second, given, T, C)),
-                (consume, (third, given, T, C)),
-                (produce, (given, T, C)),
-            ],
-            [4, 4, 1],
-            [C.REGISTERS, C.REGISTERS, few],
-        )
+        gl.warp_specialize([
+            (consume, (first, given, T, C)),
+            (consume, (second, given, T, C)),
+            (produce, (given, T, C)),
+        ], [4, 1], [more, few])  # fmt: skip

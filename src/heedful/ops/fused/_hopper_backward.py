@@ -24,15 +24,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from heedful.ops.fused._backward import FAINT
 from heedful.ops.fused._hopper import (
     barriers_of,
-    draw,
-    drawn,
     fetch,
     following,
     place,
-    slips_of,
     store,
-    ticket,
     tiles_of,
+    turn_of,
 )
 
 
@@ -107,17 +104,15 @@ def sight(tile, heads, together, T, C: gl.constexpr):
 
 
 @gluon.jit
-def produce(descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr):
+def produce(descs, counts, buffers, barriers, T, C: gl.constexpr):
     """Blocks of queries and gradients from the diagonal on; the keys and values of a tile with the first of them."""
     k_desc, v_desc, q_desc, do_desc, term_desc, delta_desc, _, _, _ = descs
-    _, _, _, _, tickets = tensors
     heads, H, together = counts
     k_buf, v_buf, q_buf, do_buf, _, _, term_buf, delta_buf, _, _ = buffers
     q_full, do_full, empty, own_full, own_empty, _, _, _ = barriers
     stage, parity = gl.to_tensor(0), gl.to_tensor(1)
     step, tile = gl.to_tensor(0), gl.program_id(0)
     while tile < tiles_of(heads, T, C):
-        asked = ticket(tickets, C)
         head, top, blocks = sight(tile, heads, together, T, C)
         own, turn = step % C.OWN, (step // C.OWN + 1) % 2
         b, h = head // H, head % H
@@ -142,8 +137,8 @@ def produce(descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr
                 fetch(delta_desc, line, 0, do_full.index(stage), free, parity, delta_buf.index(stage))
             stage, parity = following(stage, parity, C.STAGES)
             at += C.COLS
-        tile = draw(step, asked, slips, C)
         step += 1
+        tile = turn_of(step)
 
 
 @gluon.jit
@@ -292,10 +287,10 @@ def meet(
 
 
 @gluon.jit
-def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, slips, T, C: gl.constexpr):
+def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, T, C: gl.constexpr):
     """The keys of one warpgroup, tile by tile."""
     _, _, _, _, _, _, dk_desc, dv_desc, sums_desc = descs
-    alpha, beta, norms, left, _ = tensors
+    alpha, beta, norms, left = tensors
     heads, H, together = counts
     k_buf, v_buf, _, _, ds_buf, dq_buf, _, _, _, _ = buffers
     _, _, _, own_full, own_empty, ds_full, ds_empty, _ = barriers
@@ -369,14 +364,14 @@ def consume(W: gl.constexpr, descs, tensors, counts, buffers, barriers, slips, T
         out_smem.store(dv.to(gl.bfloat16))
         hopper.fence_async_shared()
         store(dv_desc, [head * T.Q + mine, 0], out_smem)
-        tile = drawn(step, slips, C)
         step += 1
+        tile = turn_of(step)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["heads", "H", "together"])
 def backward_kernel(
-    k_desc, v_desc, q_desc, do_desc, term_desc, delta_desc, dk_desc, dv_desc, sums_desc, alpha, beta, norms, left, tickets, heads, H, together, T, C: gl.constexpr
+    k_desc, v_desc, q_desc, do_desc, term_desc, delta_desc, dk_desc, dv_desc, sums_desc, alpha, beta, norms, left, heads, H, together, T, C: gl.constexpr
 ):  # fmt: skip
     """Buffers and barriers of one program, and the parts of its warps.
 
@@ -411,15 +406,14 @@ def backward_kernel(
     own_full, own_empty = barriers_of(C.OWN, 2 * N), barriers_of(C.OWN, N)
     ds_full, ds_empty, turns = barriers_of(S, N), barriers_of(S, N), barriers_of(N, 1)
     descs = k_desc, v_desc, q_desc, do_desc, term_desc, delta_desc, dk_desc, dv_desc, sums_desc
-    tensors = alpha, beta, norms, left, tickets
+    tensors = alpha, beta, norms, left
     counts = heads, H, together
     buffers = k_buf, v_buf, q_buf, do_buf, ds_buf, dq_buf, term_buf, delta_buf, one_buf, col_buf
     barriers = q_full, do_full, empty, own_full, own_empty, ds_full, ds_empty, turns
-    slips = slips_of(C)
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     gl.warp_specialize([
-        (consume, (first, descs, tensors, counts, buffers, barriers, slips, T, C)),
-        (consume, (second, descs, tensors, counts, buffers, barriers, slips, T, C)),
-        (produce, (descs, tensors, counts, buffers, barriers, slips, T, C)),
+        (consume, (first, descs, tensors, counts, buffers, barriers, T, C)),
+        (consume, (second, descs, tensors, counts, buffers, barriers, T, C)),
+        (produce, (descs, counts, buffers, barriers, T, C)),
     ], [4, 1], [C.REGISTERS, 24])  # fmt: skip

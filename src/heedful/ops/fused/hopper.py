@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 8192  # of keys whose norms a program takes
 
-BRIEF = 1024  # causal queries at head size 64 of which tiles have two warpgroups
+BRIEF = 1024  # queries and keys of short causal sequences
 
 # Of how many heads tiles may be ordered together.
 TOGETHER = (2, 4, 8, 16, 32)
@@ -62,6 +62,8 @@ class Form:
     ONES: bool = False  # rows are summed by the matrix unit, as products with ones
     TURNS: bool = True  # warpgroups multiply one after the other
     TICKETS: bool = False  # programs draw their tiles
+    MEASURED: bool = False  # norms of keys are taken as they come in, not by a launch before
+    FEW: int = 24  # registers of all other threads
     ROWS: int = 64  # of a warpgroup
     COLS: int = 128  # keys of a block
 
@@ -143,31 +145,31 @@ def near(length: int, size: int) -> int:
     return max(2, NEAR // (16 * length * size))
 
 
-def shares(heads: int, Q: int, K: int, chosen: Any, processors: int, most: int = TOGETHER[-1]) -> tuple[int, int]:
+def shares(heads: int, Q: int, K: int, chosen: Form, processors: int) -> tuple[int, int]:
     """How many programs there are for tiles of Q rows, and of how many heads tiles are ordered together."""
     tall = chosen.ROWS * chosen.CONSUMERS
     if chosen.TICKETS:  # the load is even by itself
         return min(heads * -(-Q // tall), processors), near(Q, chosen.D)
-    return balance(heads, Q, K, tall, chosen.CAUSAL, processors, most)
+    return balance(heads, Q, K, tall, chosen.CAUSAL, processors)
 
 
 def form(problem: Problem, stat: bool) -> Form:
     """How a problem is compiled."""
-    # By head size: what fits into shared memory and registers. Of short sequences tiles of 192 rows leave much of the last one empty.
-    size, is_brief = problem.query.shape[-1], problem.high is not None and problem.sizes[3] <= BRIEF
-    sizes = (
-        (128, 2, 2, 1, 240, True)
-        if size == 128
-        else (64, 2, 4, 2, 240, True)
-        if is_brief
-        else (64, 3, 4, 2, 160, False)
-    )
-    terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
+    size, causal, (_, _, _, Q, K) = problem.query.shape[-1], problem.high is not None, problem.sizes
+    # Tiles of 192 rows are a loss where much of them lies behind the last query or the diagonal.
+    low = size == 128 or (causal and Q <= BRIEF) or -(-Q // 192) * 192 > 1.2 * Q
+    # What fits into shared memory and registers.
+    sizes = (128, 2, 2, 1, 240, True) if size == 128 else (64, 2, 4, 2, 240, True) if low else (64, 3, 4, 2, 160, False)
+    terms = problem.beta is not None, problem.distance, problem.division == 1, causal
     # At head size 128 the matrix unit is the one that has no time to spare; at 64 there are no registers for what is added up.
     ones = size == 64 and (problem.division == 1 or (problem.activation == "tanh" and stat))
-    # A launch before this one begins the count of tiles where distances are taken.
-    drawn = problem.distance
-    return Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones, TICKETS=drawn)
+    chosen = Form(problem.activation, UNITS[problem.activation], *sizes, *terms, stat, ones)
+    if not problem.distance:
+        return chosen
+    # As measured: each tile takes norms of all keys that it sees, which pays where these are few.
+    if low and max(Q, K) <= (BRIEF if causal else BRIEF // 4):
+        return replace(chosen, MEASURED=True, REGISTERS=216, FEW=40)
+    return replace(chosen, TICKETS=True)  # the launch that takes norms begins the count
 
 
 @cache
@@ -179,7 +181,7 @@ def forward(
     problem: Problem, out: Tensor, stat: Tensor | None, halves: Tensor | None, tickets: Tensor | None,
     launch: Callable[..., Any], chosen: Form | None = None,
 ) -> None:  # fmt: skip
-    """Launches the kernel, where distances are taken behind one that takes norms of keys.
+    """Launches the kernel, where distances are taken behind one that takes norms of keys, unless it takes them itself.
 
     Where distances are taken `halves` `[B, G, K]` get half the squared norms of keys, and `tickets`, one whole number, counts tiles.
     `stat` `[B, H, Q]` gets NaN for rows that are left to another kernel: those beyond the range of a short form, under causality those
@@ -189,7 +191,8 @@ def forward(
     chosen = chosen or form(problem, stat is not None)
     B, H, G, Q, K = problem.sizes
     key, processors = problem.key, chip(problem.query.device).processors
-    if halves is not None:
+    is_behind = halves is not None and not chosen.MEASURED
+    if is_behind:
         rows = NUMBERS // chosen.D
         launch(_forward.half_squares, (B * G * K // rows,), key, halves, tickets, G, K, *key.stride()[:3], chosen.D, rows, num_warps=4)  # fmt: skip
     programs, together = shares(B * H, Q, K, chosen, processors)
@@ -202,8 +205,8 @@ def forward(
         descs.append(TensorDescriptor(x, found[0], found[1], [rows, chosen.D], layout))
         begins.append(found[2:])
     # Registers of a thread before the warpgroups share them out anew.
-    most = 168 if chosen.CONSUMERS == 2 else 128
+    most = 168 if chosen.CONSUMERS == 2 and not chosen.MEASURED else 128
     launch(
         _hopper.forward_kernel, (programs,), *descs, problem.alpha, problem.beta, halves, stat, tickets, B * H, H, G, together,
-        Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most, **(LINKED if halves is not None else {}),
+        Numbers(Q, K, *begins[:3]), constants(chosen), num_warps=4, maxnreg=most, **(LINKED if is_behind else {}),
     )  # fmt: skip

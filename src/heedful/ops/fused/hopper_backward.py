@@ -51,7 +51,6 @@ class Form:
     REGISTERS: int = 240  # of a consumer's thread
     CONSUMERS: int = 2  # warpgroups
     ROWS: int = 64  # keys of a warpgroup
-    TICKETS: bool = False  # programs draw their tiles
 
 
 def refuse(problem: Problem, above: Tensor) -> str | None:
@@ -72,9 +71,7 @@ def form(problem: Problem) -> Form:
     sizes = (128, 64, 2, 1) if problem.query.shape[-1] == 128 else (64, 128, 2, 1)
     terms = problem.beta is not None, problem.distance, problem.division == 1, problem.high is not None
     turns = problem.query.shape[-1] == 128 or not problem.distance
-    # As measured: elsewhere the load is even enough, and drawing takes registers that the loop lacks.
-    drawn = problem.query.shape[-1] == 128 and problem.high is not None
-    return Form(problem.safe, UNITS[problem.safe], *sizes, *terms, turns, TICKETS=drawn)
+    return Form(problem.safe, UNITS[problem.safe], *sizes, *terms, turns)
 
 
 @cache
@@ -84,19 +81,20 @@ def constants(chosen: Form) -> Constants:
 
 def backward(
     problem: Problem, above: Tensor, terms: Tensor | None, deltas: Tensor | None, norms: Tensor | None,
-    sums: Tensor, tickets: Tensor, dk: Tensor, dv: Tensor, left: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None,
+    sums: Tensor, dk: Tensor, dv: Tensor, left: Tensor | None, launch: Callable[..., Any], chosen: Form | None = None,
 ) -> None:  # fmt: skip
     """Launches the kernel once.
 
     Rows of `terms` `[B, H, Q, 8]`, bfloat16, add up to what all scores of a query get before they are scaled, where distances are taken or
     rows divided, rows of `deltas` to what gradients of scores get, where rows are divided. Sums of ds' k are added to `sums`
-    `[B, H, Q, D]`, float32; `tickets`, a zero, counts tiles. Under causality `norms` `[B, H, K]` get half the squared norms of keys, where
+    `[B, H, Q, D]`, float32. Under causality `norms` `[B, H, K]` get half the squared norms of keys, where
     distances are taken, and `left` `[B * H * K / 64]`, int32, one for every 64 keys whose results are not finite, else zero.
     """
     chosen = chosen or form(problem)
     B, H, _, Q, K = problem.sizes
     processors = chip(problem.query.device).processors
-    programs, together = hopper.shares(B * H, K, Q, chosen, processors, hopper.near(Q, chosen.D))
+    tall, most = chosen.ROWS * chosen.CONSUMERS, hopper.near(Q, chosen.D)
+    programs, together = hopper.balance(B * H, K, Q, tall, chosen.CAUSAL, processors, most)
     descs, begins = [], []
     heights = chosen.ROWS, chosen.ROWS, chosen.COLS, chosen.COLS, chosen.ROWS, chosen.ROWS
     for x, height in zip((problem.key, problem.value, problem.query, above, dk, dv), heights, strict=True):
@@ -112,6 +110,6 @@ def backward(
     layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     descs.append(TensorDescriptor(sums, [B * H * Q, chosen.D], [chosen.D, 1], [64, 64], layout))
     launch(
-        _hopper_backward.backward_kernel, (programs,), *descs, problem.alpha, problem.beta, norms, left, tickets,
+        _hopper_backward.backward_kernel, (programs,), *descs, problem.alpha, problem.beta, norms, left,
         B * H, H, together, Numbers(K, Q, *begins[:4]), constants(chosen), num_warps=4, maxnreg=168, **LINKED,
     )  # fmt: skip

@@ -304,7 +304,6 @@ def _in_one_pass(
     dq, dk, dv = gradients
     sums = recorder.made(torch.empty(B, H, Q, D, dtype=torch.float32, device=query.device), is_scratch=True)
     grid, options = (B * H * Q // ROWS,), {"num_warps": 4}
-    tickets = _tickets(recorder, query.device)
 
     def eighths(needed: bool) -> Tensor | None:
         made = torch.empty(B, H, Q, 8, dtype=torch.bfloat16, device=query.device) if needed else None
@@ -312,10 +311,10 @@ def _in_one_pass(
 
     terms, deltas = eighths(divided or problem.distance), eighths(divided)
     recorder.launch(
-        _backward.clear, grid, sums, tickets, terms, deltas, query, above, out, delta if divided else halves[0], stat, problem.alpha,
+        _backward.clear, grid, sums, terms, deltas, query, above, out, delta if divided else halves[0], stat, problem.alpha,
         H, Q, *query.stride()[:3], *above.stride()[:3], D, ROWS, UNITS[problem.safe], divided, problem.distance, **options,
     )  # fmt: skip
-    kernel(problem, above, terms, deltas, halves[1], sums, tickets, dk, dv, marks[1], recorder.launch)
+    kernel(problem, above, terms, deltas, halves[1], sums, dk, dv, marks[1], recorder.launch)
     factor = 2.0 if problem.activation == "relu_squared" else 1.0
     recorder.launch(
         _backward.conclude,

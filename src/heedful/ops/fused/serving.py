@@ -14,7 +14,9 @@ from heedful.ops.fused._device import interpreting
 if TYPE_CHECKING:
     from heedful.ops.fused.launch import Problem
 
-HOPPER = ("3.6.",)  # versions of Triton that `hopper` was tried with: Gluon is experimental, and changes between them
+# Versions of Triton that `hopper` was tried with: Gluon is experimental, and changes between them.
+HOPPER = ("3.6.", "3.7.", "3.8.", "3.9.")
+VERSIONS = f"{HOPPER[0]}* to {HOPPER[-1]}*"
 
 
 def refusal(problem: Problem) -> str | None:
@@ -22,7 +24,7 @@ def refusal(problem: Problem) -> str | None:
     if interpreting() or problem.query.device.type != "cuda":
         return "made for GPUs of compute capability 9.0"
     if not triton.__version__.startswith(HOPPER):
-        return f"made for Triton {', '.join(HOPPER)}*, this is {triton.__version__}"
+        return f"made for Triton {VERSIONS}, this is {triton.__version__}"
     from heedful.ops.fused import hopper
 
     return hopper.refuse(problem)
@@ -63,4 +65,4 @@ def standing() -> str:
     """Whether this version of Triton has the kernels for Hopper."""
     if triton.__version__.startswith(HOPPER):
         return f"{triton.__version__}, with kernels for Hopper"
-    return f"{triton.__version__}, portable kernels alone: those for Hopper are made for {', '.join(HOPPER)}*"
+    return f"{triton.__version__}, portable kernels alone: those for Hopper are made for {VERSIONS}"
