@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from heedful.masks._blocks import _Blocks
 from heedful.masks._packed import _Packed
 from heedful.masks.algebra import Mask, Region, _And, _Causal, _Document, _offset, _Padding, _Window
+
+PLAIN = (Tensor, nn.Parameter)
 
 
 class Parts(NamedTuple):
@@ -112,50 +115,52 @@ def kind(mask: Mask) -> Hashable | None:
     >>> masks.kind(one) == masks.kind(other), masks.kind(one) == masks.kind(masks.causal)
     (True, False)
     """
-    if not _is_ours(mask):
+    names = _held(type(mask))  # type: ignore[arg-type]
+    if names is None:
         return None
-    if isinstance(mask, _Packed):
-        return type(mask), mask.query_bounds.device  # however many sequences there are
     found: list[Any] = [type(mask)]
-    for one in _held(mask):
-        if isinstance(one, Tensor):
-            one = one.shape, one.stride(), one.dtype, one.device
-        elif isinstance(one, Mask):
+    for name in names:
+        one = getattr(mask, name)
+        if isinstance(one, Mask):
             one = kind(one)
             if one is None:
                 return None
+        elif isinstance(one, Tensor):
+            if type(one) not in PLAIN:
+                return None
+            one = one.shape, one.stride(), one.dtype, one.device
         found.append(one)
+    if isinstance(mask, _Packed):
+        return type(mask), mask.query_bounds.device  # however many sequences there are
     return tuple(found)
 
 
 def versions(mask: Mask) -> tuple[int, ...] | None:
     """Where each tensor of a mask lies and how often it was written to; None where torch does not count it, and of a mask from elsewhere."""
-    found: list[int] = []
-    if not _is_ours(mask):
+    names = _held(type(mask))  # type: ignore[arg-type]
+    if names is None:
         return None
-    for one in _held(mask):
+    found: list[int] = []
+    for name in names:
+        one = getattr(mask, name)
         if isinstance(one, Mask):
             inner = versions(one)
             if inner is None:
                 return None
             found += inner
         elif isinstance(one, Tensor):
-            if one.is_inference():
+            if type(one) not in PLAIN or one.is_inference():
                 return None
             found += one.data_ptr(), one._version
     return tuple(found)
 
 
-def _is_ours(mask: Mask) -> bool:
-    """Whether a mask is one of these, of torch's own tensors."""
-    if type(mask).__module__.rpartition(".")[0] != __package__:
-        return False
-    return all(type(one) in (Tensor, nn.Parameter) for one in _held(mask) if isinstance(one, Tensor))
-
-
-def _held(mask: Mask) -> list[Any]:
-    """What a mask consists of, without what follows from it."""
-    return [getattr(mask, one.name) for one in fields(mask) if one.compare]  # type: ignore[arg-type]
+@cache
+def _held(kind: type[Mask]) -> tuple[str, ...] | None:
+    """What one of these masks consists of, by name, without what follows from it; None of masks from elsewhere."""
+    if kind.__module__.rpartition(".")[0] != __package__:
+        return None
+    return tuple(one.name for one in fields(kind) if one.compare)  # type: ignore[arg-type]
 
 
 def split_causal(mask: Mask | None, shape: tuple[int, ...]) -> tuple[bool, Mask | None] | None:

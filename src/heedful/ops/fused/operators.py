@@ -131,26 +131,31 @@ fused_attention_backward.register_autograd(_no_second)
 class _Recorded(torch.autograd.Function):
     """The same launches without the dispatcher, whose handling of so many arguments takes longer than a small kernel.
 
-    With those that `settled` keeps, where it is given; the tensors that are saved are the same, as a checkpoint may run the first call of a
-    signature again as a later one. Those of the mask are among them also so that torch sees whether somebody writes into them meanwhile.
+    With those that `settled` keeps, where it is given: then inputs may end behind alpha and beta. The tensors that are saved are the same,
+    as a checkpoint may run the first call of a signature again as a later one. Those of the mask are among them also so that torch sees
+    whether somebody writes into them meanwhile.
     """
 
     @staticmethod
-    def forward(ctx: Any, settled: Settled | None, sight: Sight | None, *inputs: Any) -> Tensor:
+    def forward(
+        ctx: Any, settled: Settled | None, sight: Sight | None, settings: tuple[Any, ...], *inputs: Any
+    ) -> Tensor:
         if settled is None:
             from heedful.ops.fused import launch
 
-            out, stat = launch.forward(launch.Problem(*inputs), sight)
+            out, stat = launch.forward(launch.Problem(*inputs, *settings), sight)
         else:
             out, stat = settled.forward(inputs[:5], sight)
-        ctx.save_for_backward(*inputs[:NUMBER_OF_TENSORS], out, stat)
-        ctx.settled, ctx.sight, ctx.settings = settled, _held(sight), inputs[NUMBER_OF_TENSORS:]
+        ctx.save_for_backward(*inputs, out, stat)
+        ctx.settled, ctx.sight, ctx.settings = settled, _held(sight), settings
         return out
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, stat = ctx.saved_tensors
-        wanted, sight = ctx.needs_input_grad[5:10], ctx.sight()
+        inputs += [None] * (NUMBER_OF_TENSORS - len(inputs))
+        needs, sight = ctx.needs_input_grad[3:], ctx.sight()
+        wanted = (*needs[3:8], False, False, False)[:5]
         gradients: Sequence[Tensor | None]
         if torch.is_grad_enabled():  # a second derivative is being prepared: the operator tells when it is asked for
             gradients = fused_attention_backward(*inputs, out, stat, above, *ctx.settings, wanted)
@@ -162,7 +167,7 @@ class _Recorded(torch.autograd.Function):
             gradients = ctx.settled.backward(inputs, out, stat, above, sight, wanted)
         ctx.sight = _gone
         chosen = (*gradients[:3], *(x if want else None for x, want in zip(gradients[3:], wanted, strict=False)))
-        return (None, None, *chosen, *(None,) * (len(ctx.needs_input_grad) - 2 - len(chosen)))
+        return (None, None, None, *chosen[: len(needs)], *(None,) * (len(needs) - len(chosen)))
 
 
 def _held(sight: Sight | None) -> Callable[[], Sight | None]:
@@ -182,16 +187,16 @@ def attention(*inputs: Any, sight: Sight) -> Tensor:
     if not eager(*tensors):
         return fused_attention(*inputs)[0]
     if recorded(*tensors):
-        return _Recorded.apply(None, sight, *inputs)
+        return _Recorded.apply(None, sight, inputs[NUMBER_OF_TENSORS:], *tensors)
     from heedful.ops.fused import launch
 
     return launch.forward(launch.Problem(*inputs), sight)[0]
 
 
 Parameters = tuple[Tensor, Tensor | None]
+"""Alpha and beta."""
 # What captured graphs read and no call may hold any more.
 OF_GRAPHS: list[Parameters] = []
-"""Alpha and beta."""
 
 
 class Settled:
@@ -247,7 +252,8 @@ class Settled:
         if torch._C._len_torch_dispatch_stack():
             return fused_attention(*self._arguments(given, sight))[0]
         if recorded(*given):
-            return _Recorded.apply(self, sight, *self._arguments(given, sight))
+            masking = () if sight is None else (None, None, None, *sight.given)
+            return _Recorded.apply(self, sight, self.settings, *given, *masking)
         return self.forward(given, sight)[0]
 
     def _arguments(self, given: Sequence[Any], sight: Sight | None) -> tuple[Any, ...]:
@@ -257,9 +263,9 @@ class Settled:
     def forward(self, given: Sequence[Any], sight: Sight | None) -> Sequence[Tensor]:
         """Of query, key, value, alpha and beta."""
         strides = self._strides(given, sight)
-        known = self._known(strides, given, sight)
-        if known is not None:
-            return known.run(given, self.device, sight)
+        made = self._run(strides, given, sight)
+        if made is not None:
+            return made
         from heedful.ops.fused import launch
 
         problem = launch.Problem(*self._arguments(given, sight))
@@ -276,9 +282,9 @@ class Settled:
             query, key = inputs[:2]
             sight = Sight((*query.shape[:3], key.shape[2]), self.device, inputs[8:], *self.settings[:3])
         strides = (*wanted[:2], *self._strides(given, sight))
-        known = self._known(strides, given, sight)
-        if known is not None:
-            return gathered(known.run(given, self.device, sight), wanted)
+        made = self._run(strides, given, sight)
+        if made is not None:
+            return gathered(made, wanted)
         from heedful.ops.fused import launch
 
         problem = launch.Problem(*inputs, *self.settings)
@@ -286,15 +292,16 @@ class Settled:
         self._keep(strides, launch.form_of("backward", problem, given, wanted, sight))
         return found
 
-    def _known(self, strides: Any, given: Sequence[Any], sight: Sight | None) -> Any:
-        """The launches of tensors with these strides, which begin where kernels may count on it, on the current device."""
+    def _run(self, strides: Any, given: Sequence[Any], sight: Sight | None) -> list[Tensor] | None:
+        """What kept launches make of tensors with these strides, which begin where kernels may count on it, on the current device."""
         known = self.launches.get(strides)
         if known is None or known.is_watched() or self.device.index != torch._C._cuda_getDevice():
             return None
+        addresses = [0 if x is None else x.data_ptr() for x in given]
         places = 0 if sight is None else sight.places
-        for x in given:
-            places |= 0 if x is None else x.data_ptr()
-        return known if places % 16 == 0 else None
+        for address in addresses:
+            places |= address
+        return known.at(addresses, self.device, sight) if places % 16 == 0 else None
 
     @staticmethod
     def _strides(given: Sequence[Any], sight: Sight | None) -> tuple[Any, ...]:

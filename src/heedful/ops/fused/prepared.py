@@ -215,8 +215,8 @@ class Recorder:
 
 def is_watched() -> bool:
     """Whether somebody asks Triton to be told of launches, as its profiler does: then its own launcher makes them."""
-    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 class Prepared:
@@ -241,8 +241,11 @@ class Prepared:
 
     def run(self, given: Given, device: torch.device, sight: Sight | None = None) -> list[Tensor]:
         """The tensors that were made, but for scratch memory. `sight` has those of the mask."""
+        return self.at([0 if x is None else x.data_ptr() for x in given], device, sight)
+
+    def at(self, addresses: list[int], device: torch.device, sight: Sight | None = None) -> list[Tensor]:
+        """The same of given tensors that lie there."""
         made = []
-        addresses = [0 if x is None else x.data_ptr() for x in given]
         # Held until all is launched: freed before, it would be given to the tensors that are made next.
         memory = torch.empty(self.scratch, dtype=torch.uint8, device=device) if self.scratch else None
         begin = 0 if memory is None else memory.data_ptr()
