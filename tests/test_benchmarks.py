@@ -401,8 +401,7 @@ def bar(setting, what, bound, value, note=""):
 BEHIND = {
     "above the bar as well. The call that records": bar("Sigmoid", "us of host, and backward", 110, 300, "(torch's own: 200.0)"),
     "within 1%": bar("Gaussian", "forward: least speed / cuDNN", 1.0, 0.99, "(n = 512)"),
-    "for their norms": bar("Gaussian", "forward: least speed / cuDNN", 1.0, 0.9, "(n = 512)"),
-    "9 to 12 spilled registers": bar("Gaussian, head size 128, causal", "backward: least speed / cuDNN", 0.95, 0.9, "(n = 512)"),
+    "norms of keys are taken": bar("Gaussian", "forward: least speed / cuDNN", 1.0, 0.9, "(n = 512)"),
     "no figure was taken": bar("Gaussian", "forward: speed / cuDNN", 1.0, None),
 }  # fmt: skip
 UNKNOWN = [
@@ -420,6 +419,15 @@ def test_causes_are_told_where_they_hold():
     assert overview._behind({"bars": [met, *UNKNOWN]})[2:-1] == ["- in 2, no cause is known."]
     assert "records" not in overview._behind({"bars": [BEHIND["above the bar as well. The call that records"]]})[2]
     assert overview._behind({"bars": [met]}) == []
+
+
+@pytest.mark.parametrize(("times", "words"), [(1.5, "took 1.50 to 1.50 times as long"), (1.1, "no cause is known")])
+def test_a_slow_processor_is_told(times, words):
+    own = {"contestant": "torch", "causal": False, "mask": ""} | {
+        way: times * taken for way, taken in overview.EARLIER.items()
+    }
+    missed = bar("Sigmoid", "us of host, with gradients", 110, 130, "(torch's own: 46.5)")
+    assert words in overview._behind({"bars": [missed], "host": [own]})[2]
 
 
 def test_the_picture_is_the_same_for_the_same_figures(tmp_path):

@@ -226,14 +226,17 @@ class Prepared:
         self.launches = recorder.launches
         self.number = next(NUMBERS)
         self.scratch = 0
-        # Each with where it lies in scratch memory, or itself where it holds nothing.
-        self.rooms: list[tuple[Room, int, Tensor | None]] = []
+        # By the name that the mask has for it, by its place in scratch memory, or by its like: one number in its shape, after which torch
+        # makes a tensor sooner than by a list of what it is; itself where it holds nothing.
+        self.rooms: list[tuple[Name | None, int, Tensor | None, bool]] = []
         for room in recorder.rooms:
-            nothing = None
-            if room.name is None and not room.is_scratch and not room.bytes:
+            like, holds = None, room.bytes > 0
+            if room.name is None and not room.is_scratch:
                 with torch.inference_mode(False):
-                    nothing = torch.empty(room.shape, dtype=room.dtype, device=recorder.device)
-            self.rooms.append((room, self.scratch, nothing))
+                    like = torch.empty(1 if holds else room.shape, dtype=room.dtype, device=recorder.device).expand(
+                        room.shape
+                    )
+            self.rooms.append((room.name, self.scratch, like, holds))
             if room.is_scratch:
                 self.scratch += -(-room.bytes // ROOMS) * ROOMS
 
@@ -249,14 +252,14 @@ class Prepared:
         # Held until all is launched: freed before, it would be given to the tensors that are made next.
         memory = torch.empty(self.scratch, dtype=torch.uint8, device=device) if self.scratch else None
         begin = 0 if memory is None else memory.data_ptr()
-        for room, offset, nothing in self.rooms:
-            if room.name is not None:
+        for name, offset, like, holds in self.rooms:
+            if name is not None:
                 assert sight is not None
-                addresses.append(sight.tensor(room.name).data_ptr())
-            elif room.is_scratch:
+                addresses.append(sight.tensor(name).data_ptr())
+            elif like is None:
                 addresses.append(begin + offset)
             else:
-                x = torch.empty(room.shape, dtype=room.dtype, device=device) if nothing is None else nothing
+                x = torch.empty_like(like) if holds else like
                 made.append(x)
                 addresses.append(x.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(device.index)
