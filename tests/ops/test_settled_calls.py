@@ -407,6 +407,35 @@ def test_a_checkpoint_may_run_a_first_call_again(mask):
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("is_settled", [False, True])
+@pytest.mark.parametrize("mask", ["documents", "none"])
+def test_a_checkpoint_of_a_learned_distance(mask, is_settled, monkeypatch):
+    """What is only looked at before a call is planned saves nothing that later calls do not."""
+    if is_settled:
+        monkeypatch.setattr(fused, "MOVED", frozenset())  # as in 16 bit
+    for _ in range(3):
+        kernel, hide = Gaussian(torch.full((H,), 2.0, requires_grad=True)), None if mask == "none" else MASKS[mask]()
+        out = checkpoint(lambda *x, k=kernel, hide=hide: attend(*x, hide, kernel=k), *drawn(), use_reentrant=False)
+        out.sum().backward()
+        assert bool(kernel.bandwidth.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("face", [lambda keep: keep, masks.keys, lambda keep: masks.keys(keep) & masks.causal], ids=["tensor", "keys", "nested"])  # fmt: skip
+def test_copies_that_hooks_save_are_read(face):
+    """As those of `save_on_cpu` of a mask on a GPU: what is written into the mask afterwards concerns no gradient."""
+    x = drawn()
+    for _ in range(3):
+        keep = torch.rand(K) < 0.6
+        keep[0] = True
+        if face(keep) is keep:
+            keep = keep.expand(Q, K).clone()
+        wanted = torch.autograd.grad(attend(*x, face(keep.clone()), kernel=Sigmoid(), impl="reference").sum(), x)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+            out = attend(*x, face(keep), kernel=Sigmoid())
+        keep.logical_not_()
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), x), wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_a_graph_keeps_no_mask(is_checkpointed):
     """Behind its backward pass; a checkpoint not even before."""
@@ -423,6 +452,24 @@ def test_a_graph_keeps_no_mask(is_checkpointed):
             out.sum().backward()
         gc.collect()
         assert torch._C._storage_Use_Count(kept[0]._cdata) == 1
+
+
+def test_no_kind_of_mask_from_elsewhere_is_kept():
+    """One that is made in a function holds whatever its methods read there."""
+
+    def call():
+        big = torch.ones(Q, K, dtype=torch.bool)
+
+        class Mine(masks.Mask):
+            def block(self, at):
+                return big[at.rows[0] : at.rows[1], at.cols[0] : at.cols[1]]
+
+        attend(*drawn(), Mine(), kernel=Sigmoid())
+        return weakref.ref(big)
+
+    kept = call()
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_second_backward_pass():

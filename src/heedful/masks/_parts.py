@@ -115,7 +115,7 @@ def kind(mask: Mask) -> Hashable | None:
     >>> masks.kind(one) == masks.kind(other), masks.kind(one) == masks.kind(masks.causal)
     (True, False)
     """
-    names = _held(type(mask))  # type: ignore[arg-type]
+    names = _held(mask)
     if names is None:
         return None
     found: list[Any] = [type(mask)]
@@ -137,7 +137,7 @@ def kind(mask: Mask) -> Hashable | None:
 
 def versions(mask: Mask) -> tuple[int, ...] | None:
     """Where each tensor of a mask lies and how often it was written to; None where torch does not count it, and of a mask from elsewhere."""
-    names = _held(type(mask))  # type: ignore[arg-type]
+    names = _held(mask)
     if names is None:
         return None
     found: list[int] = []
@@ -155,12 +155,15 @@ def versions(mask: Mask) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-@cache
-def _held(kind: type[Mask]) -> tuple[str, ...] | None:
+def _held(mask: Mask) -> tuple[str, ...] | None:
     """What one of these masks consists of, by name, without what follows from it; None of masks from elsewhere."""
-    if kind.__module__.rpartition(".")[0] != __package__:
-        return None
-    return tuple(one.name for one in fields(kind) if one.compare)  # type: ignore[arg-type]
+    kind: Any = type(mask)
+    return _names(kind) if kind.__module__.rpartition(".")[0] == __package__ else None
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind) if one.compare)
 
 
 def split_causal(mask: Mask | None, shape: tuple[int, ...]) -> tuple[bool, Mask | None] | None:

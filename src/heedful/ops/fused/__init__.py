@@ -54,7 +54,7 @@ def run(request: Request) -> Tensor:
 
 def detail(request: Request) -> str:
     """Which kernels serve a request that `refuse` lets through."""
-    form = request.kernel.fused_form
+    form = looked_at(request.kernel)
     assert form is not None
     from heedful.ops.fused import launch, serving
 
@@ -159,7 +159,7 @@ def ready(request: Request) -> Callable[..., Tensor] | None:
     So it is where inputs are read as they are and the mask, if any, adds nothing. It is given `sight` of a mask that is neither none nor
     plain causality, and `parameters` of a kernel with tensors.
     """
-    form, kernel = request.kernel.fused_form, request.kernel
+    form, kernel = looked_at(request.kernel), request.kernel
     query, key, value = request.query, request.key, request.value
     if form is None or form.inputs != "plain" or form.factors or kernel.of_pairs is not kernel:
         return None
@@ -235,8 +235,14 @@ def _flat(x: Tensor, lead: Sequence[int], tail: int) -> Tensor:
     return x.reshape(math.prod(x.shape[: len(axes) - 1]), axes[-1], *x.shape[x.dim() - tail :])
 
 
+def looked_at(kernel: Kernel) -> FusedForm | None:
+    """Its form, for a look: nothing is recorded, or a checkpoint would count what is saved for it in the first call of a signature alone."""
+    with torch.no_grad():
+        return kernel.fused_form
+
+
 def refuse(request: Request) -> str | None:
-    form = request.kernel.fused_form
+    form = looked_at(request.kernel)
     if form is None:
         return f"{type(request.kernel).__name__} is no elementwise function of one inner product or squared distance"
     if request.dropout_p:
@@ -264,7 +270,7 @@ def _folded_size(form: FusedForm, request: Request) -> int:
 
 def guards(request: Request) -> bool:
     """Inside the kernels nothing leaks; what is computed from the inputs before them is not inside."""
-    form = request.kernel.fused_form
+    form = looked_at(request.kernel)
     return form is not None and form.inputs == "plain" and request.factors is None and request.bias is None
 
 

@@ -154,7 +154,7 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, stat = ctx.saved_tensors
         inputs += [None] * (NUMBER_OF_TENSORS - len(inputs))
-        needs, sight = ctx.needs_input_grad[3:], ctx.sight()
+        needs, sight = ctx.needs_input_grad[3:], _unless_copied(ctx.sight(), inputs[8:])
         wanted = (*needs[3:8], False, False, False)[:5]
         gradients: Sequence[Tensor | None]
         if torch.is_grad_enabled():  # a second derivative is being prepared: the operator tells when it is asked for
@@ -175,6 +175,14 @@ def _held(sight: Sight | None) -> Callable[[], Sight | None]:
     if sight is None or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return lambda: sight
     return ref(sight)
+
+
+def _unless_copied(sight: Sight | None, saved: Sequence[Tensor | None]) -> Sight | None:
+    """A sight, unless hooks have saved copies of its tensors: into these themselves somebody may have written since."""
+    if sight is None:
+        return None
+    pairs = zip(saved, sight.given, strict=True)
+    return None if any(x is not None and y is not None and x.data_ptr() != y.data_ptr() for x, y in pairs) else sight
 
 
 def _gone() -> None:

@@ -233,9 +233,8 @@ class Prepared:
             like, holds = None, room.bytes > 0
             if room.name is None and not room.is_scratch:
                 with torch.inference_mode(False):
-                    like = torch.empty(1 if holds else room.shape, dtype=room.dtype, device=recorder.device).expand(
-                        room.shape
-                    )
+                    size = (1,) * len(room.shape) if holds else room.shape
+                    like = torch.empty(size, dtype=room.dtype, device=recorder.device).expand(room.shape)
             self.rooms.append((room.name, self.scratch, like, holds))
             if room.is_scratch:
                 self.scratch += -(-room.bytes // ROOMS) * ROOMS

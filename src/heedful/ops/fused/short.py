@@ -89,8 +89,8 @@ def refuse(request: Request) -> str | None:
     reason = unable(request.value)
     if reason is not None:
         return reason
-    form = request.kernel.fused_form
-    if not request.kernel.is_plain_softmax or form is None or isinstance(form.alpha, Tensor):
+    form = request.kernel.fused_form if request.kernel.is_plain_softmax else None
+    if form is None or isinstance(form.alpha, Tensor):
         return "it computes plain softmax alone, with a number for a scale"
     if request.mask is not None or request.bias is not None or request.factors is not None or request.dropout_p:
         return "it takes no mask and drops nothing"
