@@ -430,8 +430,9 @@ def test_copies_that_hooks_save_are_read(face):
         if face(keep) is keep:
             keep = keep.expand(Q, K).clone()
         wanted = torch.autograd.grad(attend(*x, face(keep.clone()), kernel=Sigmoid(), impl="reference").sum(), x)
+        mask = face(keep)  # which lives on, as that of a batch does
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
-            out = attend(*x, face(keep), kernel=Sigmoid())
+            out = attend(*x, mask, kernel=Sigmoid())
         keep.logical_not_()
         torch.testing.assert_close(torch.autograd.grad(out.sum(), x), wanted, rtol=1e-4, atol=1e-5)
 

@@ -1,5 +1,5 @@
 """The plain forward pass on Hopper, in Gluon: one warp fetches keys and values, warpgroups of 64 rows take turns at the
-matrix unit, and while one multiplies another turns its scores into coefficients.
+matrix unit, and while one multiplies another turns its scores into coefficients. Of few keys four more warps take the norms.
 
 It computes what `_forward.forward` does, with no mask but causality. Rows that it cannot serve get NaN in `stat`.
 """

@@ -1,4 +1,4 @@
-"""Which kernels serve a problem: those that are made for one chip and tried with one version of Triton, or the portable ones."""
+"""Which kernels serve a problem: those that are made for one chip and tried with some versions of Triton, or the portable ones."""
 
 from __future__ import annotations
 
